@@ -15,8 +15,7 @@ from jax import random
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC
 
-from numpyro_geom import GGMC, SGHMC, to_inference_data
-from numpyro_geom.diagnostics import SamplingWarning
+from numpyro_geom import GGMC, SGHMC, diagnose, to_inference_data
 from numpyro_geom.model.scale import scale_about
 from numpyro_geom.sampling.state import init_adaptation
 from numpyro_geom.warmup.adapt import heed_draws
@@ -33,7 +32,7 @@ def counted(rho: float, count: int, size: int) -> Any:
     unit = jnp.eye(size)
 
     def count_in(scale: Any, phi: jax.Array) -> tuple:
-        return with_draw(SimpleNamespace(scale=scale, expanded=phi)), None  # type: ignore
+        return with_draw(SimpleNamespace(scale=scale, scaled=phi)), None  # type: ignore
 
     start = scale_about(jnp.zeros(size), unit, unit)
     return jax.lax.scan(count_in, start, jnp.asarray(x, jnp.float32))[0]
@@ -119,9 +118,9 @@ def test_draws_that_an_unstable_step_throws_out_are_marked() -> None:
     mcmc = MCMC(kernel, num_warmup=0, num_samples=4000, progress_bar=False)
     mcmc.run(random.key(0), init_params=jnp.zeros(()))
     z = np.asarray(mcmc.get_samples())
-    with pytest.warns(SamplingWarning) as warned:
-        marked = to_inference_data(mcmc).sample_stats["diverging"].values[0]
-    assert any("draws with failed steps" in str(w.message) for w in warned)
+    idata = to_inference_data(mcmc)
+    assert "divergences" in {check.name for check in diagnose(idata).flagged}
+    marked = idata.sample_stats["diverging"].values[0]
     out = np.flatnonzero(z < -4.5)  # 4,000 draws of the law have .01 there
     first = out[np.diff(out, prepend=-10) > 1]
     assert len(first) > 3
@@ -151,7 +150,7 @@ def test_draws_without_likeness_become_shorter_again(
     adaptation = init_adaptation(100, jnp.float32)._replace(rate_factor=jnp.float32(slower))
     state = Warming(scale, adaptation, jnp.asarray(10), jnp.asarray(0.1, jnp.float32))
     due: Any = SimpleNamespace(anchoring=jnp.array(True), rescaling=jnp.array(False))
-    settings: Any = SimpleNamespace(given_num_steps=None, learns_scale=True, dense_scale=True)
+    settings: Any = SimpleNamespace(given_num_steps=None, scales=True, dense_scale=True)
     rule: Any = SimpleNamespace(rate=lambda slowest, dynamics: slowest)
     found = heed_draws(state, due, settings, rule).adaptation  # type: ignore
     assert float(found.rate_factor) == pytest.approx(expected, rel=0.1)

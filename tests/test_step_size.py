@@ -120,14 +120,6 @@ def test_a_potential_that_ignores_its_key_has_no_noise():
     assert float(learned.noise) == 0.0
 
 
-def test_noise_of_an_indefinite_matrix():
-    """Less known noise a covariance can have eigenvalues of both signs."""
-    swap = np.arange(400).reshape(200, 2)[:, ::-1].ravel()
-    start = random.normal(random.key(0), (400,))
-    found = curvature._on_other_rows(lambda _: lambda x: 3 * x[swap], start, random.key(0))
-    assert float(found) == pytest.approx(3.0, rel=1e-5)
-
-
 @pytest.mark.usefixtures("either_way")
 def test_noise_of_a_stochastic_potential():
     sigma = jnp.array([3.0, 1.0, 0.1])

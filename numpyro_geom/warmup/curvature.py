@@ -475,7 +475,6 @@ def _on_other_rows(
     nothing = jnp.zeros_like(start)
     begun = normalise(start)[0], nothing, nothing, jnp.zeros((), start.dtype)
     _, one, other, mean = lax.fori_loop(0, POWER_STEPS + 2, closer, begun)
-    # |C v| is also defined for an indefinite matrix
     return jnp.maximum(jnp.sqrt(jnp.abs(jnp.vdot(one, other))), mean)
 
 
