@@ -48,6 +48,7 @@ from numpyro_geom import (
     SGState,
     cyclical,
 )
+from numpyro_geom.diagnostics import SamplingWarning
 from numpyro_geom.model import minibatch
 from numpyro_geom.model.plates import read_subsampling
 
@@ -690,7 +691,8 @@ GUARDED: dict[str, Callable] = {
 @pytest.mark.parametrize("name", GUARDED)
 def test_nothing_that_is_not_finite_reaches_the_draws(name: str) -> None:
     kernel = SGRLD(potential_fn=GUARDED[name], step_size=0.3, num_steps=8, metric="rmsprop")
-    mcmc = run(kernel, init_params=jnp.array([0.2]), num_samples=200, extra_fields=EXTRA)
+    with pytest.warns(SamplingWarning, match="chains that do not move"):  # most steps are undone
+        mcmc = run(kernel, init_params=jnp.array([0.2]), num_samples=200, extra_fields=EXTRA)
     draws, extra = np.asarray(mcmc.get_samples()), mcmc.get_extra_fields()
     assert np.all(np.isfinite(draws))
     for field in ("potential_energy", "grad_norm", "step_size"):
@@ -759,7 +761,8 @@ def test_the_guard_remembers_from_draw_to_draw(make: Callable, landing: float) -
 def test_a_step_that_is_barely_unstable_does_not_run_away(kernel: Callable) -> None:
     """Each drift is longer than the one before, by less than a factor of 2."""
     kernel = kernel(potential_fn=lambda z: z @ z / 2, num_steps=1)
-    mcmc = run(kernel, init_params=jnp.zeros(5), num_samples=400)
+    with pytest.warns(SamplingWarning, match="energy above the start"):
+        mcmc = run(kernel, init_params=jnp.zeros(5), num_samples=400)
     # h |z|^2 / 2 D of SGRLD and h^2 |z|^2 / D of SGHMC are at most 2,000: |z| up to 95 and 48, and
     # a step from there leads less than twice as far
     assert np.linalg.norm(np.asarray(mcmc.get_samples()), axis=1).max() < 190
@@ -831,5 +834,9 @@ def test_a_chain_gets_out_of_a_place_too_narrow_for_its_steps(kernel: Any) -> No
         return jnp.where(jnp.abs(x) < 0.01, x**2 / 2, jnp.nan)
 
     mcmc = MCMC(kernel(potential_fn=energy), num_warmup=0, num_samples=300, progress_bar=False)
-    mcmc.run(random.key(0), init_params=jnp.zeros(()))
+    with (
+        pytest.warns(SamplingWarning, match="num_warmup=0 and step_size='auto'"),
+        pytest.warns(SamplingWarning, match="chains that do not move"),  # most steps are undone
+    ):
+        mcmc.run(random.key(0), init_params=jnp.zeros(()))
     assert len(np.unique(mcmc.get_samples())) > 100
