@@ -94,7 +94,7 @@ class Own(SGKernel):
 
 
 def test_a_constructor_that_takes_any_name_gets_it() -> None:
-    assert Own(EXAMPLE.model, rate=0.5).settings.step_size.step_size == 0.5
+    assert Own(EXAMPLE.model, rate=0.5).settings.step_size == 0.5
 
 
 # init_params

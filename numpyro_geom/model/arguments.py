@@ -100,10 +100,10 @@ def reads_values(run: Callable, args: tuple, kwargs: dict) -> bool:
 
 @contextmanager
 def explained(model: Callable, args: tuple, kwargs: dict) -> Iterator[None]:
-    """Name the arguments that JAX cannot use if the model fails by a type."""
+    """Name the arguments that JAX cannot use if the model fails by a type or an attribute."""
     try:
         yield
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         unusable = [
             f"{name!r} is a {_kind(x)}" for name, x in _named(model, args, kwargs) if not _fits(x)
         ]
