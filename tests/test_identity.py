@@ -28,13 +28,13 @@ from numpyro_geom.runs.segments import Job, Segments, without_mesh
 ROOT = Path(__file__).parents[1]
 X, Y = np.linspace(-1, 1, 8, dtype="f4"), np.linspace(0, 1, 8, dtype="f4")
 DATA = jnp.asarray(X), jnp.asarray(Y)
-FIXED = {"step_size": 1e-3, "num_steps": 1, "dense_mass": False, "adapt_mass_matrix": False}
+FIXED = {"step_size": 1e-3, "num_steps": 1, "inverse_mass_matrix": np.ones(1)}
 
 
 def model(x, y, scale=1.0):
     w = numpyro.sample("w", dist.Normal(0, scale))
     with numpyro.plate("rows", 8) as i:
-        numpyro.sample("y", dist.Normal(x[i] * w, 1), obs=y[i])
+        numpyro.sample("y", dist.Normal(x[i] * w, 1.0), obs=y[i])
 
 
 def sgrld(of=model, **changed):
@@ -76,7 +76,7 @@ def ruled(rate):
     return f
 
 
-def free():
+def free(*data):
     w = numpyro.sample("w", dist.Normal(0, 1))
     numpyro.sample("y", dist.Normal(w, 1))
 

@@ -180,7 +180,7 @@ def diagnose(
         >>> report.ok
         False
         >>> [check.name for check in report.flagged][:2]
-        ['effective sample size, bulk', 'effective sample size, tail']
+        ['relaxation times per chain', 'effective sample size, bulk']
 
     References:
         Vehtari et al., "Rank-normalization, folding, and localization: an improved R-hat",

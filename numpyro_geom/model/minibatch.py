@@ -310,7 +310,7 @@ def _uniform_rows(rng_key: jax.Array, rows: int, size: int) -> jax.Array:
     """
     first, second = _random.bits(rng_key, (2, rows))
     low = first * jnp.uint32(size)
-    carry = low + _high_word(second, size) < low
+    carry = (low + _high_word(second, size) < low).astype(jnp.uint32)
     index = (_high_word(first, size) + carry).astype(jnp.int32)
     # no change of values, but XLA then computes no remainder for each entry of a gathered row
     return lax.rem(index, jnp.int32(size))

@@ -355,7 +355,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
             trusted = tree_where(finite, chain.position, trusted)
             chain, figures = tree_where(finite, (new, figures), (back, old))
             sums = sums + jnp.where(finite, of_step.astype(dtype), 0.0)
-            failed = failed + (~finite | kicked)
+            failed = failed + (~finite | kicked).astype(failed.dtype)
             if rescues:
                 retry_factor = jnp.where(learned, retried(retry_factor, finite), retry_factor)
             carry = figures, old_ratio, retry_factor, failed, sums
@@ -399,7 +399,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
             trusted = tree_where(usable, trusted, start.position)
         position = tree_where(finite, chain.position, trusted)
         dynamics = tree_where(finite, chain.dynamics, algorithm.at_rest(chain.dynamics))
-        failed = failed + ~finite
+        failed = failed + (~finite).astype(failed.dtype)
         if rescues:
             retry_factor = jnp.where(finite | ~learned, retry_factor, retried(retry_factor, finite))
         energy, squared_norm, step_size = figures

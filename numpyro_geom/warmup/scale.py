@@ -206,10 +206,11 @@ def renew_scale(state: SGState, due: Any, settings: Settings, num_data: int) -> 
 
     def renew(state: SGState) -> SGState:
         scale: Scale = state.scale
-        count = jnp.maximum(scale.num_draws, 1)
+        dtype = scale.total.dtype
+        count = jnp.maximum(scale.num_draws, 1).astype(dtype)
+        time = jnp.asarray(state.num_steps, dtype) * jnp.asarray(state.step_size, dtype)
         # in these coordinates the relaxation time is about 1
-        weight = count * jnp.minimum(1.0, state.num_steps * state.step_size)
-        weight = weight.astype(scale.total.dtype)
+        weight = count * jnp.minimum(1.0, time)
         mean = scale.total / count
         covariances = jax.tree.map(
             lambda x, y: (x / count - y) / tau, scale.squares, _squares(scale, mean)
