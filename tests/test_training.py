@@ -81,7 +81,8 @@ def test_it_ends_where_held_out_rows_are_most_probable() -> None:
     best = int(found.epoch)
     assert found.validation.argmin() == best - 1
     assert len(found.validation) == best + 10  # ten epochs without a better one
-    assert found.losses[-1] < found.losses[best - 1]  # and it would have gone on
+    # and it would have gone on; means of ten epochs, because batches are noisy
+    assert found.losses[best:].mean() < found.losses[best - 10 : best].mean()
     # the rows that judge are none of those that are trained on, and are judged by the model
     left = train(overfitted, random.key(0), inputs, y, num_epochs=best, patience=200, **settings)
     np.testing.assert_allclose(left.position["w"], found.position["w"])
