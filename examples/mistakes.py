@@ -73,7 +73,7 @@ MISTAKES: dict[str, list[Mistake]] = {
         Mistake("SGRLD(model, num_samples=1000)", TypeError, "num_samples", "pass it to MCMC"),
         Mistake("SGRLD(model, init_params={})", TypeError, "init_params", "pass it to mcmc.run"),
         Mistake("SGRLD(model, batchsize=4)", TypeError, "batchsize", "did you mean 'batch_size'"),
-        Mistake("SGRLD(model, 0.01)", TypeError, "positional argument", "takes from 1 to 2"),
+        Mistake("SGRLD(model, 0.01)", TypeError, "positional argument", "by name"),
         Mistake("SWAG(model, step_size=0.1)", TypeError, "step_size", "'learning_rate'"),
     ],
     "What is not a kernel": [

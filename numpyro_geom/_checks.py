@@ -154,14 +154,21 @@ OF_MCMC = ("num_warmup", "num_samples", "num_chains", "thinning", "chain_method"
 OF_RUN = ("init_params", "extra_fields", "rng_key")
 
 
-def check_arguments(cls: type, arguments: Mapping[str, Any]) -> None:
+def check_arguments(cls: type, args: tuple, arguments: Mapping[str, Any]) -> None:
     """Raise for arguments that a class's constructor does not have.
 
     Raises:
-        TypeError: for an unknown name.
+        TypeError: for an unknown name, and for too many positional arguments.
     """
     parameters = inspect.signature(cls).parameters
     kinds = [p.kind for p in parameters.values()]
+    places = [n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if len(args) > len(places) and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        raise TypeError(
+            f"{cls.__name__} takes {len(places)} positional argument{'s' * (len(places) > 1)}, "
+            f"{' and '.join(places)}, got {len(args)}: pass the others by name, such as "
+            f"{next(n for n in parameters if n not in places)}=..."
+        )
     if inspect.Parameter.VAR_KEYWORD in kinds:
         return
     own = list(parameters)
@@ -193,7 +200,7 @@ class Guide:
     """A guide: it raises an error with advice when `MCMC` reads a kernel's first property."""
 
     def __new__(cls, *args: Any, **arguments: Any) -> Self:  # noqa: D102
-        check_arguments(cls, arguments)
+        check_arguments(cls, args, arguments)
         return super().__new__(cls)
 
     @property

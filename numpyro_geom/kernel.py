@@ -70,7 +70,7 @@ class SGKernel(MCMCKernel):
 
     def __new__(cls, *args: Any, **arguments: Any) -> Self:  # noqa: D102
         # each subclass has its own signature: this refuses other arguments, with a remedy
-        check_arguments(cls, arguments)
+        check_arguments(cls, args, arguments)
         _watch_runs()
         return super().__new__(cls)
 
