@@ -270,43 +270,59 @@ def test_killed_at_every_instant_of_writing(tmp_path, monkeypatch, name):
 
 
 WORKER = """
-import sys
+import signal, sys, threading, time
 sys.path[:0] = [{tests!r}]
 import numpyro
 numpyro.set_host_device_count(2)
 import test_runs as t
-result = t.go({directory!r}, 4000, length=20)
+
+def tell():  # that a signal ends the run, and not the process
+    while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        time.sleep(0.001)
+    open({directory!r} + "/ready-{number}", "w").close()
+
+threading.Thread(target=tell, daemon=True).start()
+result = t.go({directory!r}, {draws}, length=20)
 print(result.finished, result.num_draws)
 """
 
 
-def worker(directory):
-    code = WORKER.format(tests=str(Path(__file__).parent), directory=str(directory))
+KILLED_DRAWS = 8000
+
+
+def worker(directory, number):
+    code = WORKER.format(
+        tests=str(Path(__file__).parent),
+        directory=str(directory),
+        number=number,
+        draws=KILLED_DRAWS,
+    )
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
 
 
-def wait_for(directory, segments):
-    """Until a run has stored so many segments, or a minute."""
+def wait_for(directory, segments, number):
+    """Until a run has stored so many segments and a process is ready, or a minute."""
     for _ in range(6000):
-        if len(list(directory.glob("*.npz"))) >= segments:
+        ready = (directory / f"ready-{number}").exists()
+        if ready and len(list(directory.glob("*.npz"))) >= segments:
             return
         time.sleep(0.01)
     raise TimeoutError
 
 
 def test_killed_processes_two_at_once_and_sigterm(tmp_path):
-    process = worker(tmp_path)
+    process = worker(tmp_path, 0)
     try:
-        wait_for(tmp_path, 10)
+        wait_for(tmp_path, 10, 0)
     finally:
         process.kill()
         process.communicate()
     found = stored(tmp_path)
-    assert found.shape[1] < 4000
-    np.testing.assert_array_equal(found, reference(4000)["x"][:, : found.shape[1]])
-    both = [worker(tmp_path) for _ in range(2)]
+    assert found.shape[1] < KILLED_DRAWS
+    np.testing.assert_array_equal(found, reference(KILLED_DRAWS)["x"][:, : found.shape[1]])
+    both = [worker(tmp_path, number) for number in (1, 2)]
     try:
-        wait_for(tmp_path, found.shape[1] // 20 + 5)
+        wait_for(tmp_path, found.shape[1] // 20 + 5, 1)
         both[0].send_signal(signal.SIGTERM)
         (out, _), (other, _) = (process.communicate(timeout=60) for process in both)
     finally:
@@ -314,9 +330,9 @@ def test_killed_processes_two_at_once_and_sigterm(tmp_path):
             process.kill()
     finished, draws = out.split()
     assert finished == "False"
-    assert 0 < int(draws) < 4000
-    assert other.split() == ["True", "4000"]
-    assert_reference(go(tmp_path, 4000), 4000)
+    assert 0 < int(draws) < KILLED_DRAWS
+    assert other.split() == ["True", str(KILLED_DRAWS)]
+    assert_reference(go(tmp_path, KILLED_DRAWS), KILLED_DRAWS)
 
 
 @pytest.mark.parametrize("directory", [True, False])
