@@ -19,8 +19,9 @@ from playwright.sync_api import Page, TimeoutError, sync_playwright
 WIDTHS = (1280, 390)
 BROWSERS = 4
 
-# What was not drawn: text outside of code that still looks like TeX, an include or a docstring's
-# markup, a formula that MathJax could not read or did not touch, an image that is not there.
+# What was not drawn: text outside of code that still looks like TeX, a table, an include or a
+# docstring's markup, a formula that MathJax could not read or did not touch, an image that is not
+# there.
 UNDRAWN = r"""async () => {
   await document.fonts.ready;
   await window.MathJax?.startup?.promise;
@@ -28,7 +29,8 @@ UNDRAWN = r"""async () => {
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   for (let node; (node = walker.nextNode()); ) {
     if (node.parentElement.closest("code, pre, script, style, mjx-container")) continue;
-    const found = node.data.match(/\\([([{]|[a-zA-Z]+(?![a-zA-Z0-9]))|\$\$|--8<--|::$|={8}/);
+    const found =
+      node.data.match(/\\([([{]|[a-zA-Z]+(?![a-zA-Z0-9]))|\$\$|--8<--|::$|={8}|^\|.*\|$/m);
     if (found) problems.push(`raw text "${node.data.trim().slice(0, 60)}"`);
   }
   for (const x of document.querySelectorAll(".arithmatex:not(:has(mjx-container))"))

@@ -12,6 +12,10 @@ import griffe
 RULER = re.compile(r"=+( +=+)+$")
 POWER = re.compile(r"(`[^`]*`)|\^(?:\{([^{}]*)\}|\(([^()]*)\)|(-?\w+(?:/\d+)?))")
 """Code, or an exponent: in braces, in parentheses, or a number or letter."""
+STATEMENT = re.compile(
+    r"^( *)>>> (?:def|for|with|class|if|@).*\n(?:\1\.\.\. .*\n)+(?=\1>>> )", re.M
+)
+"""A compound statement of a doctest before another one: a prompt needs an empty line between."""
 
 
 def table(lines: list[str]) -> list[str]:
@@ -37,6 +41,7 @@ def raised(text: str) -> str:
 def markdown(text: str) -> str:
     """The same text in Markdown."""
     text = re.sub(r" ?::$", ":", text, flags=re.MULTILINE)
+    text = STATEMENT.sub(r"\g<0>\1...\n", text)
     blocks = text.split("\n\n")
     for i, block in enumerate(blocks):
         lines = block.splitlines()

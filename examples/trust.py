@@ -263,10 +263,9 @@ def plane(draws: Mapping[str, np.ndarray]) -> Any:
         1, len(names), figsize=(WIDTH, 4), layout="constrained", sharey=True, squeeze=False
     )
     for ax, name in zip(axes.flat, names, strict=True):
-        ax.contourf(x, y, density, LEVELS, cmap="Blues")
-        ax.contour(x, y, density, LEVELS[:-1], colors="white", linewidths=0.5)
-        points = {"color": "black", "markersize": 3.5, "alpha": 0.45, "markeredgewidth": 0}
+        points = {"color": "tab:blue", "markersize": 4, "alpha": 0.45, "markeredgewidth": 0}
         ax.plot(*draws[name][::4].T, ".", **points)
+        ax.contour(x, y, density, LEVELS[:-1], colors="black", linewidths=1)
         ax.set(xlim=x[[0, -1]], ylim=y[[0, -1]])
         ax.set(title=TITLES[name], xlabel="w[4]", ylabel="b" if name == "step" else "")
     return figure

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import codeop
 import importlib
 import os
 import re
+import runpy
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,8 @@ from pages import BLOCK, OPTIONAL, words
 from numpyro_geom.diagnostics.report import CHECKS
 
 ROOT = Path(__file__).parents[1]
+TEXTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TEXTS = [x for x in TEXTS if x.parent.name != "tables" and "```python" in x.read_text()]
 
 
 def test_numbers_are_places_and_words_are_compared() -> None:
@@ -26,6 +31,41 @@ def test_numbers_are_places_and_words_are_compared() -> None:
 def test_a_block_and_what_it_prints() -> None:
     (block,) = BLOCK.finditer("a\n\n```python\nprint(1)\n```\n\n```text\n1\n```\n")
     assert block.groups() == ("print(1)\n", "1\n")
+
+
+def refused_at_a_prompt(code: str) -> str | None:
+    """The first line that a plain prompt takes for an error, when it is given line by line."""
+    compiler, given = codeop.CommandCompiler(), []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for line in [*code.splitlines(), ""]:
+            given.append(line)
+            try:
+                if compiler("\n".join(given), "<prompt>", "single") is not None:
+                    given = []
+            except SyntaxError:
+                return line
+    return "\n".join(given) or None
+
+
+def test_a_prompt_needs_an_empty_line_after_a_function() -> None:
+    assert refused_at_a_prompt("def f():\n    pass\n\nf()") is None
+    assert refused_at_a_prompt("def f():\n    pass\nf()") == "f()"
+    assert refused_at_a_prompt("class A:\n    x = 1\n\n    y = 2") == "    y = 2"
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda x: x.stem)
+def test_blocks_can_be_pasted_at_a_prompt(page: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
+    assert [x for block in blocks if (x := refused_at_a_prompt(block))] == []
+
+
+def test_a_table_is_as_old_as_its_last_new_number() -> None:
+    newest = runpy.run_path(str(ROOT / ".ci" / "tables.py"))["newest"]
+    commit = "commit {}\n\ndiff --git a/docs/tables/t.md b/docs/tables/t.md\n--- a\n+++ b\n@@\n{}\n"
+    moved = commit.format("2026-01-03", "-| a | 1.5 | 2 |\n+| a b | 2 | 1.5 |")
+    measured = commit.format("2026-01-02", "-| a | 1.4 | 2 |\n+| a | 1.5 | 2 |")
+    assert newest(moved + measured) == {"t": "2026-01-02"}
 
 
 def test_pages(tmp_path: Path) -> None:

@@ -11,9 +11,8 @@ follow each other.
     pip install simuk==0.2.0
     python examples/benchmarks/calibration.py --cache DIR [--models NAMES] [--methods NAMES]
 
-Writes docs/tables/calibration.md and docs/figures/calibration.png. ``--cache`` names a folder for
-finished cells. They are not computed again, and the table and the figure have all of them. Other
-cells of the table stay as they are.
+Writes docs/tables/calibration.md. ``--cache`` names a folder for finished cells, which are not
+computed again. Other cells of the table stay as they are.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from common import DOCS, TABLES, in_process, kept_cells, versions
+from common import TABLES, in_process, kept_cells, versions
 from jax import random
 from numpyro.diagnostics import effective_sample_size
 from numpyro.distributions.transforms import OrderedTransform
@@ -368,13 +367,7 @@ def p_value(ranks: np.ndarray) -> float:
     return min(1.0, 3 * len(ranks) * (min(at_least) + 1) / (NULL + 1))
 
 
-def band(simulations: int, level: float) -> np.ndarray:
-    """Bounds that the ECDF of uniform ranks leaves at any point with probability ``level``."""
-    tail = -np.quantile(null(simulations).tail, 1 - level)
-    return binom.ppf([[tail], [1 - tail]], simulations, SHARE) / simulations - SHARE
-
-
-# --- table and figure
+# --- table
 
 
 def path_of(folder: Path, name: str, method: str) -> Path:
@@ -425,38 +418,6 @@ def table(found: dict[tuple[str, str], dict[str, Any]]) -> str:
     return "\n".join(lines) + f"\n\n{versions()}\n"
 
 
-def figure(found: dict[tuple[str, str], dict[str, Any]]) -> None:
-    """ECDF minus the uniform one, of all parameters, with a band for each number of data sets."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    colours = dict(zip(METHODS, ["0.6", "C0", "C1", "C2", "C3", "C4"], strict=False))
-    fig, axes = plt.subplots(4, 4, figsize=(11, 10), sharex=True, sharey=True)
-    done = [name for name in MODELS if any((name, m) in found for m in colours)]
-    for name, ax in zip(done, axes.flat, strict=False):
-        ax.set_title(name, fontsize=9)
-        sets = [(m, np.asarray(found[name, m]["ranks"])) for m in colours if (name, m) in found]
-        for simulations in {x.shape[1] for _, x in sets}:
-            lines = sum(len(x) for _, x in sets if x.shape[1] == simulations)
-            low, high = band(simulations, LEVEL / lines)
-            ax.fill_between(SHARE, low, high, color="0.9", zorder=-simulations, lw=0)
-            ax.plot(SHARE, low, SHARE, high, color="0.7", lw=0.6, ls=(0, (4, 2)))
-        for method, ranks in sets:
-            for x in ranks:
-                ecdf = (x[:, None] <= np.arange(KEPT)).mean(0)
-                ax.plot(SHARE, ecdf - SHARE, color=colours[method], lw=0.6)
-    for ax in axes.flat[len(done) :]:
-        ax.axis("off")
-    handles = [plt.Line2D([], [], color=c, label=m) for m, c in colours.items()]
-    axes.flat[-1].legend(handles=handles, loc="center", fontsize=9)
-    fig.supxlabel("rank of the parameter among the draws, from 0 to 1", fontsize=9)
-    fig.supylabel("ECDF minus the uniform one", fontsize=9)
-    fig.tight_layout()
-    fig.savefig(DOCS / "figures" / "calibration.png", dpi=110)
-
-
 def main() -> None:
     """Run what is requested and missing in the cache, each cell in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -492,7 +453,6 @@ def main() -> None:
     found = results(folder)
     text = HEADER + "\n" + table(found)
     TABLE.write_text(text)
-    figure(found)
     print(text)
 
 

@@ -40,52 +40,7 @@ MASS_MODES = ("frozen", "auxiliary", "corrected", "none")
 
 
 class SGHMC(SGKernel):
-    """Underdamped Langevin dynamics with minibatch gradients.
-
-    One step from theta and the momentum r, with A = M^-1 the inverse metric and xi standard
-    normal (BAOAB)::
-
-        r <- r - h grad Uhat(theta)              (two half-kicks at one position)
-        theta <- theta + (h / 2) A r
-        r <- c r + sqrt((1 - c^2) tau) M^{1/2} xi,    c = exp(-gamma h)
-        theta <- theta + (h / 2) A r
-
-    Invariant distribution as h -> 0: exp(-U / tau) for theta, N(0, tau M) for r. At a finite h
-    with full gradients it is exact for the marginal of theta on a Gaussian. Minibatch noise
-    inflates the variances by about h lam_C / (2 gamma tau), so more friction reduces its effect.
-    ``step_size="auto"`` and
-    ``friction="auto"`` keep both errors below ``bias_tolerance``, and with groups also the shift of
-    shared means by noise, in sds: see the pages on momentum and step size. The
-    momentum persists from step to step and from draw to draw.
-
-    The metric is constant after warm-up, or it moves with the position, depending on ``gamma``:
-
-    - ``"frozen"``: the metric adapts in warm-up only.
-    - ``"auxiliary"``: the metric always moves. A is a function of an auxiliary gradient V that is
-      part of the chain and is drawn between the two half-kicks, see the page on momentum. The law
-      as h -> 0 is the same at any decay, and errors are of second order in h, as in a constant
-      metric. A step takes two Hessian-vector products.
-    - ``"corrected"``: SGRHMC. A is a function of a running average of gradients, and the kick is
-      - h A^{1/2} grad Uhat + tau h div A^{1/2}. The law as h -> 0 is the same. But it is far off
-      where the average cannot follow the position, that is where 1 / (1 - decay) steps are more
-      than 1 / (h lam^{1/2}) for the largest lam: a run ends with a warning. Errors are of first
-      order in h. A step takes one Hessian-vector product.
-    - ``"none"``: the same without the divergence. The law is another one: in one dimension
-      exp(-U / tau) over A^{1/2}.
-
-    Choose `SGHMC` over `SGRLD` where curvature and not gradient noise limits the step (with
-    ``control_variate=True`` or large batches). A relaxation then takes about the square root of
-    the number of steps. Where noise limits the step, both do equally well. Cost per step: one
-    minibatch gradient.
-
-    Args:
-        gamma: how the metric moves, see above. None takes the metric's own choice: ``"auxiliary"``
-            for a Monge metric with a given alpha2, ``"frozen"`` for all others.
-        step_size: ``"auto"``, a number h, or a schedule. The papers' learning rate is N h^2.
-
-    Raises:
-        TypeError: for arguments of the wrong type.
-        ValueError: for values out of range and combinations that have no invariant law.
+    """Hamiltonian Monte Carlo with minibatch gradients: the first choice for many rows.
 
     Examples:
         >>> import jax, numpyro
@@ -103,15 +58,41 @@ class SGHMC(SGKernel):
         >>> bool(abs(mcmc.get_samples()["mu"].mean() - 3) < 0.2)
         True
 
+    One step from theta and the momentum r, with A = M^-1 the inverse metric and xi standard
+    normal (BAOAB)::
+
+        r <- r - h grad Uhat(theta)
+        theta <- theta + (h / 2) A r
+        r <- c r + sqrt((1 - c^2) tau) M^{1/2} xi,    c = exp(-gamma h)
+        theta <- theta + (h / 2) A r
+
+    Invariant distribution as h -> 0: exp(-U / tau). With all rows it is exact on a Gaussian at any
+    stable h. Minibatch noise inflates variances by about h lam_C / (2 gamma tau). The automatic
+    step and friction keep both errors below ``bias_tolerance``, see the page on momentum.
+
+    Choose `SGHMC` over `SGRLD` where curvature and not gradient noise limits the step: a
+    relaxation takes about the square root of the number of steps. Elsewhere both do equally well.
+    Cost per step: one minibatch gradient, and two with a control variate.
+
+    Args:
+        gamma: whether the metric moves after warm-up. ``"frozen"``: it does not. ``"auxiliary"``:
+            it follows the position, for two Hessian-vector products per step. For comparisons:
+            ``"corrected"`` (SGRHMC) is right as h -> 0 and far off at usual steps, and ``"none"``
+            has another law. None takes the metric's choice: ``"auxiliary"`` for a Monge metric
+            with a given alpha2, ``"frozen"`` for all others.
+        step_size: ``"auto"``, a number h, or a schedule. The papers' learning rate is N h^2.
+
+    Raises:
+        TypeError: for arguments of the wrong type.
+        ValueError: for values out of range and combinations that have no invariant law.
+
     References:
-        Chen, Fox, Guestrin, "Stochastic Gradient Hamiltonian Monte Carlo", ICML 2014. Deviation:
-        theirs is Euler's scheme, whose variances are off by the order h^2 with full gradients too.
-        Leimkuhler, Matthews, "Rational Construction of Stochastic Numerical Methods for Molecular
-        Sampling", 2013 (here the two half-kicks at one position are one kick, which keeps the law
-        of theta and needs one gradient per step; friction acts on G^{-1/2} r).
-        Ma, Chen, Fox, "A Complete Recipe for Stochastic Gradient MCMC", 2015, section 4.2, for a
-        metric that moves (SGRHMC; the friction here is constant, the paper's is G^{-1}). The
-        auxiliary metric is ours.
+        Chen, Fox, Guestrin, "Stochastic Gradient Hamiltonian Monte Carlo", ICML 2014 (in Euler's
+        scheme). Leimkuhler, Matthews, "Rational Construction of Stochastic Numerical Methods for
+        Molecular Sampling", 2013 (here two half-kicks at one position are one kick, and friction
+        acts on G^{-1/2} r). Ma, Chen, Fox, "A Complete Recipe for Stochastic Gradient MCMC", 2015,
+        section 4.2 (SGRHMC; the friction here is constant, the paper's is G^{-1}). The auxiliary
+        metric is ours.
     """
 
     def __init__(

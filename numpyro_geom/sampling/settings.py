@@ -332,8 +332,7 @@ SHARED: dict[str, Setting] = {
     "metric": Setting(
         lambda _, value: get_metric(value),
         """``"identity"``, ``"rmsprop"``, ``"wenzel"``, ``"monge"``, ``"shampoo"``, a metric object,
-        or a dict from patterns of site names to metrics, see `numpyro_geom.metrics`. With a
-        momentum the metric is the mass matrix.""",
+        or a dict from patterns of site names to metrics. With a momentum: the mass matrix.""",
         without=Identity(),
     ),
     "friction": Setting(
@@ -347,10 +346,9 @@ SHARED: dict[str, Setting] = {
     ),
     "batch_size": Setting(
         auto_or(lambda _, value: check_batch_size(value), "rows per step, or None"),
-        """rows per step: an int, a dict plate -> int, or None for all rows. ``"auto"`` takes all
-        rows up to 2,048 rows, and in a run whose gradients cost less than a choice. Otherwise it
-        takes the most promising number, see `numpyro_geom.warmup.start.choose`. ``"auto"`` also
-        takes all rows if the model cannot be subsampled or if ``step_size`` is given.""",
+        """rows per step: an int, a dict plate -> int, or None for all rows. ``"auto"`` chooses by
+        measured noise. It takes all rows up to 2,048, where gradients cost less than a choice, if
+        ``step_size`` is given, and if the model cannot be subsampled.""",
     ),
     "num_steps": Setting(
         auto_or(check_int, "an integer of at least 1"),
@@ -369,37 +367,27 @@ SHARED: dict[str, Setting] = {
     ),
     "control_variate": Setting(
         auto_or(_order, "True, False or an order 0, 1 or 2"),
-        """whether to correct minibatch gradients by those at an anchor, where the gradient of all
-        rows is known. This takes two minibatch gradients per step and gives far less noise. True is
-        order 1. Order 2 also uses the Hessian at the anchor, for a step of about four minibatch
-        gradients. It needs a plate with groups (see ``dense_mass``) or at most 256 parameters.
-        ``"auto"`` chooses, if coordinates are scaled, by the noise that is measured for each order.
+        """True (order 1) corrects minibatch gradients by those at an anchor: far less noise, for
+        two gradients per step. Order 2 also uses the Hessian there, for about four; it needs groups
+        or at most 256 parameters. ``"auto"`` chooses by measured noise, if coordinates are scaled.
         """,
         without=False,
     ),
     "dense_mass": Setting(
         optional(_dense_mass),
-        """how warm-up learns scaled coordinates, in which the posterior is about equally wide in
-        all directions. The metric and h refer to the scaled coordinates. True scales any
-        directions. False scales each parameter by itself. Tuples of site names scale any directions
-        of the sites of a tuple together. None leaves the parameters as they are (unless a matrix is
-        given). ``"structured"`` scales any directions of the parameters that all groups share, and
-        of the parameters of each group, for a plate with a few parameters per group, or for a
-        series whose times depend on their neighbours only (see `numpyro_geom.model.arrowhead`).
-        ``"low_rank"`` scales each parameter by itself, and then
-        those directions that Hessian products show to be the stiffest and the flattest (see
-        `numpyro_geom.warmup.scale`). ``"auto"`` applies under ``step_size="auto"``: it means True
-        up to 256 dimensions; beyond, ``"structured"`` if the model has such groups, else
-        ``"low_rank"``, or False above 20,000 dimensions; but None with a metric that is itself a
-        scale, such as RMSprop and Shampoo.""",
+        """how warm-up scales the coordinates, to which the metric and h refer. True: any
+        directions. False: each parameter alone. Tuples of site names: the sites of a tuple
+        together. ``"structured"``: the groups or times of the model. ``"low_rank"``: each
+        parameter, and the stiffest and flattest directions. None: not at all, unless a matrix is
+        given.
+        ``"auto"``: True up to 256 parameters; beyond, and where it is None, see the page on
+        scale.""",
     ),
     "inverse_mass_matrix": Setting(
         optional(_covariances),
         """the scale to start from, shape (D,) or (D, D), as in `numpyro.infer.NUTS`, with sites in
-        the order of their names; or a dict from tuples of sites to such arrays. None takes the
-        inverse Hessian where the search ended; beyond 256 dimensions it takes the inverse Hessian's
-        diagonal, or the covariance of a normal law that is structured by groups. Warm-up renews it
-        from its draws.""",
+        the order of their names; or a dict from tuples of sites to such arrays. None finds one.
+        Warm-up renews it from its draws.""",
     ),
     "init_strategy": Setting(
         check_strategy, "NumPyro's strategy for where the chains start.", without=init_to_uniform
