@@ -39,7 +39,6 @@ from numpyro_geom.model import model as model_module
 from numpyro_geom.model import trial
 from numpyro_geom.rows import host_rows
 from numpyro_geom.runs.identity import data_of
-from numpyro_geom.runs.mesh import DeviceLayout
 from numpyro_geom.runs.segments import Job
 
 N, D = 301, 2
@@ -583,35 +582,6 @@ def test_bad_indices(index):
         HostRows(X)[index]
 
 
-@pytest.mark.parametrize(
-    ("given", "error", "text"),
-    [
-        ({"first": -1}, ValueError, "first must be an integer of at least 0, got -1"),
-        ({"first": 0.5}, TypeError, "first must be an integer"),
-        ({"first": 5, "num_rows": N}, ValueError, "num_rows must be at least 306, .* got 301"),
-    ],
-)
-def test_bad_parts(given, error, text):
-    with pytest.raises(error, match=text):
-        HostRows(X, **given)
-
-
-def test_a_part_of_the_rows():
-    part = HostRows(X[100:200], first=100, num_rows=N)
-    assert (part.shape, part.is_part, part.held) == ((N, D), True, range(100, 200))
-    for rows in (part, pickle.loads(pickle.dumps(part))):
-        np.testing.assert_array_equal(rows[np.array([150, 199])], X[[150, 199]].astype(np.float32))
-        with pytest.raises(
-            RuntimeError, match=r"IndexError: the source holds rows 100 to 199 of 301"
-        ):
-            rows[np.array([150, 200])]
-    assert not HostRows(X, first=0, num_rows=N).is_part
-    with_nan = np.where(np.arange(N)[:, None] == 150, np.nan, X)[100:200]
-    part = HostRows(with_nan, first=100, num_rows=N)
-    with pytest.raises(ValueError, match=r"NaN in args\[0\]: row 150 of 301"):
-        run_small((part, Y))
-
-
 def test_columns_by_an_array():
     with pytest.raises(TypeError, match="rows first"):
         HostRows(X)[jnp.arange(2), jnp.arange(2)]
@@ -632,7 +602,7 @@ def test_a_model_that_uses_the_whole():
 
 def test_the_rows_are_read_to_identify_a_run(tmp_path):
     def of(rows):
-        return data_of(Job(None, None, (rows,), {"y": rows}), DeviceLayout().processes)
+        return data_of(Job(None, None, (rows,), {"y": rows}), values=True)
 
     memmap = HostRows(source_of("memmap", tmp_path, X))
     assert of(memmap) == of(HostRows(X, timeout=1.0))

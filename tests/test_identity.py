@@ -22,7 +22,6 @@ from tiers import short
 from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, HostRows, Monge, RMSprop, run
 from numpyro_geom.runs.identity import _Program, data_of, identity
 from numpyro_geom.runs.long_run import _check_processes
-from numpyro_geom.runs.mesh import DeviceLayout
 from numpyro_geom.runs.segments import Job, Segments, without_mesh
 
 ROOT = Path(__file__).parents[1]
@@ -53,7 +52,7 @@ def texts(kernel, data=DATA, *, key=0, mesh=False, **settings):
     mcmc = MCMC(kernel, **{"num_warmup": 2, "num_samples": 4, "progress_bar": False, **settings})
     job = Job(mcmc, jax.random.key(key), data, init_params=init_params)
     segments = without_mesh(job, 2) if mesh else Segments(job, 2)
-    return identity(segments) | data_of(job, DeviceLayout().processes)
+    return identity(segments) | data_of(job, values=True)
 
 
 def differing(old, new):

@@ -58,12 +58,8 @@ SHAPES = {
 """Devices for chains, and for rows."""
 
 
-ON_HOST = {
-    "GGMC": False,
-    "stratified": True,
-    "control variate": True,
-}
-"""Kernels that run with `HostRows`, and whether each device asks only for rows that it owns."""
+ON_HOST = ("GGMC", "stratified", "control variate")
+"""Kernels that run with `HostRows`."""
 
 
 def make(kernel, num_samples=6, num_chains=2, **settings):
@@ -93,26 +89,12 @@ def segments_of(mcmc, shape, length, rows=None):
     return Segments(Job(mcmc, jax.random.key(0), rows or data()), length, layout)
 
 
-class OwnRows(HostRows):
-    """All rows, of which each device asks only for its own, as if processes had parts."""
-
-    is_part = True
-
-    def over_mesh(self, over):
-        new = OwnRows(self.source)
-        new.over = over
-        return new
-
-
-jax.tree_util.register_static(OwnRows)
-
-
 def compare(name):
     """Largest differences from draws on one device, by shape of the mesh; and their size."""
     one = draws(KERNELS[name](), (1, 1))
     found = {str(s): float(abs(draws(KERNELS[name](), s) - one).max()) for s in SHAPES[name]}
     if name in ON_HOST:
-        rows = tuple(map(OwnRows if ON_HOST[name] else HostRows, data()))
+        rows = tuple(map(HostRows, data()))
         found["on the host"] = float(abs(draws(KERNELS[name](), (2, 4), rows) - one).max())
     return found | {"spread": float(one.std(1).max())}
 
@@ -186,8 +168,8 @@ def what_travels(kernel, rows=None):
 @pytest.mark.parametrize(
     ("batching", "kind"),
     short(
-        [("stratified", np.asarray), ("stratified", OwnRows), ("replacement", HostRows)],
-        kept=[("stratified", OwnRows), ("replacement", HostRows)],
+        [("stratified", np.asarray), ("replacement", HostRows)],
+        kept=[("replacement", HostRows)],
     ),
 )
 def test_no_row_travels(batching, kind):
@@ -344,36 +326,28 @@ class Source:
 
 ORDERED, ANY = [1, 9, 12, 19, 20, 29, 30, 39], [39, 0, 5, 5, -1, 21, 50, 19]
 ASKED = {
-    # (kind, mesh, index, ordered): the rows that each device asks for
-    "stratified": (HostRows, (1, 2), ORDERED, True, [ORDERED[:4], ORDERED[4:]]),
-    "stratified, own": (OwnRows, (1, 2), ORDERED, True, [ORDERED[:4], ORDERED[4:]]),
-    "any": (HostRows, (1, 2), ANY, False, [[0, 5, 39], [19, 21, 39]]),
-    "any, own": (OwnRows, (1, 2), ANY, False, [[0, 5, 19], [21, 39]]),
-    "not even": (HostRows, (1, 2), [3, 39, 21], False, [[3, 21, 39]] * 2),
-    "not even, own": (OwnRows, (1, 2), [3, 39, 21], False, [[3], [21, 39]]),
-    "no row": (HostRows, (1, 2), [3, NO_ROW, 21], False, [[3, 21]] * 2),
-    "no row, own": (OwnRows, (1, 2), [3, NO_ROW, 21], False, [[3], [21]]),
-    "chains": (HostRows, (2, 1), [ORDERED, ANY], False, [[0, 5, 19, 21, 39], ORDERED]),
-    "chains and rows": (HostRows, (1, 2), [ORDERED, ANY], False,
+    # (mesh, index): the rows that each device asks for
+    "stratified": ((1, 2), ORDERED, [ORDERED[:4], ORDERED[4:]]),
+    "any": ((1, 2), ANY, [[0, 5, 39], [19, 21, 39]]),
+    "not even": ((1, 2), [3, 39, 21], [[3, 21, 39]] * 2),
+    "no row": ((1, 2), [3, NO_ROW, 21], [[3, 21]] * 2),
+    "chains": ((2, 1), [ORDERED, ANY], [[0, 5, 19, 21, 39], ORDERED]),
+    "chains and rows": ((1, 2), [ORDERED, ANY],
                         [[0, 1, 5, 9, 12, 19, 39], [19, 20, 21, 29, 30, 39]]),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "shape", "index", "ordered", "asked"), ASKED.values(), ids=ASKED)
+@pytest.mark.parametrize(("shape", "index", "asked"), ASKED.values(), ids=ASKED)
 @pytest.mark.parametrize("dtype", ["f4", "i4", "?"])
-def test_each_device_asks_the_host_for_its_rows(kind, shape, index, ordered, asked, dtype):
+def test_each_device_asks_the_host_for_its_rows(shape, index, asked, dtype):
     array = np.random.default_rng(0).standard_normal((40, 2)).astype(dtype)
     array[5] = np.array([-0.0, np.nan]).astype("f4" if dtype == "f4" else "?")
     source = Source(array)
-    rows = kind(source).over_mesh(OverMesh(on(shape)["mesh"], "rows", "chains"))
+    rows = HostRows(source).over_mesh(OverMesh(on(shape)["mesh"], "rows", "chains"))
     source.asked.clear()
-
-    def take(i):
-        with hints(Hint(i, ordered=ordered)):
-            return rows[i]
-
     index = jnp.asarray(index)
-    found = jax.jit(jax.vmap(take) if index.ndim > 1 else take)(index)
+    take = jax.vmap(rows.__getitem__) if index.ndim > 1 else rows.__getitem__
+    found = jax.jit(take)(index)
     there = (index != NO_ROW)[..., None]
     expected = jnp.where(there, jnp.asarray(array)[index], jnp.zeros((), dtype))
     assert np.asarray(found).tobytes() == np.asarray(expected).tobytes()
@@ -409,12 +383,6 @@ BAD_INPUT = [
     (on((2, 1)), {**TWO, "num_chains": 3}, ValueError, "num_chains=3 cannot be .* expected a mult"),
     (on((2, 1)), {"num_chains": 1}, ValueError, "num_chains=1 cannot be shared out evenly"),
     (on((1, 2)), {"kernel": SGRLD(no_plate)}, ValueError, "no argument has as many rows"),
-    (
-        on((1, 2)),
-        {"x": HostRows(np.ones((100, 3)), first=30, num_rows=ROWS)},
-        ValueError,
-        "rows 30 to 129, and the devices of process 0 own rows 0 to 300: expected at least these",
-    ),
     (
         on((1, 2)),
         {"kernel": SGRLD(potential_fn=lambda z: z**2)},

@@ -145,16 +145,11 @@ class Failing:
         return self.array[rows]
 
 
-def in_parts(folder, out):
-    """Tell draws from rows of which each process has its own file, and errors."""
+def on_host(folder, out):
+    """Tell draws from rows in a file, and errors."""
     process, mesh = jax.process_index(), mesh_of_both(True)
-    first = process * ROWS // 2
-    x, y = (np.load(folder / f"{name}-{process}.npy", mmap_mode="r") for name in "xy")
-
-    def part(array, skip=0):
-        return HostRows(array[skip:], first=first + skip, num_rows=ROWS)
-
-    both = part(x), part(y)
+    x, y = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in "xy")
+    both = HostRows(x), HostRows(y)
     go(folder / "run", 10, mesh, rows=both, **SETTINGS["stratified"])
     result = go(folder / "run", 20, mesh, rows=both, **SETTINGS["stratified"])
     found = {"stratified": draws(result).tolist()}
@@ -163,16 +158,15 @@ def in_parts(folder, out):
     found["control variate"] = draws(result).tolist()
     tell(out, found)
     with_nan = np.array(x)
-    with_nan[3, 1] = np.nan if process else 0.0
+    with_nan[153, 1] = np.nan if process else 0.0
     found["errors"] = []
     for rows in (
-        HostRows(Failing(x, 40), first=first, num_rows=ROWS) if process else part(x),
-        part(with_nan),
-        part(x, skip=process),
-        HostRows(data()[0]) if process else part(x),
+        HostRows(Failing(x, 40) if process else x),
+        HostRows(with_nan),
+        HostRows(x[process:]),
     ):
         try:
-            go(None, 200, mesh, rows=(rows, part(y)), batching="stratified")
+            go(None, 200, mesh, rows=(rows, both[1]), batching="stratified")
         except Exception as error:
             found["errors"].append(f"{type(error).__name__}: {error}")
     tell(out, found)
@@ -283,11 +277,10 @@ def alone():
         return draws(go(None, 200))
 
 
-def test_each_process_has_its_own_file(tmp_path, cache):
-    for k, part in enumerate((slice(0, 151), slice(150, ROWS))):  # row 150 is in the middle
-        for name, array in zip("xy", data(), strict=True):
-            np.save(tmp_path / f"{name}-{k}.npy", array[part])
-    with Pair(tmp_path, cache, tmp_path, "in_parts(folder, out)") as pair:
+def test_rows_on_the_host_of_two_processes(tmp_path, cache):
+    for name, array in zip("xy", data(), strict=True):
+        np.save(tmp_path / f"{name}.npy", array)
+    with Pair(tmp_path, cache, tmp_path, "on_host(folder, out)") as pair:
         pair.told()
         pair.wait_for(lambda: all("control variate" in out.read_text() for out in pair.outs))
         first, second = pair.ended()
@@ -298,13 +291,12 @@ def test_each_process_has_its_own_file(tmp_path, cache):
     texts = (
         "RuntimeError: HostRows of a Failing .* OSError: the drive is gone",
         "ValueError: the data hold NaN in .*: row 153 of 301",
-        "ValueError: .* rows 151 to 300, and the devices of process 1 own rows 150 to 300",
-        r"ValueError: process 1 was given other .* \(was float64\[301, 3\] in parts, is float64",
+        r"ValueError: process 1 was given other .* \(was float64\[301, 3\], is float64\[300, 3\]",
     )
     for text, match in zip(second["errors"], texts, strict=True):
         assert re.match(match, text), text
     other = "RuntimeError: another process of the run failed: see what process 1 says"
-    assert first["errors"] == [other] * 4
+    assert first["errors"] == [other] * 3
 
 
 def assert_close(found, alone):

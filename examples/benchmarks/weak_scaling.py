@@ -130,7 +130,7 @@ RUNS = {
     "`HostRows`, stratified": ("stratified", True),
     "arrays, replacement": ("replacement", False),
 }
-"""Batching, and whether each process reads its rows from its own file."""
+"""Batching, and whether each process reads its rows from a file."""
 PROGRAMS = ("one process", "two processes, each its own run", "two processes, one run")
 
 
@@ -145,13 +145,11 @@ def segments_of(
     x = np.random.default_rng(0).standard_normal((rows, options.columns), np.float32)
     data = x, np.zeros(rows, np.int32)
     if on_host:
-        first = options.rows * process if together else 0
         held = []
         for name, array in zip("xy", data, strict=True):
             path = folder / f"{name}-{process}-{together}.npy"
-            np.save(path, array[first : first + options.rows])
-            part = np.load(path, mmap_mode="r")
-            held.append(HostRows(part, first=first, num_rows=rows))
+            np.save(path, array)
+            held.append(HostRows(np.load(path, mmap_mode="r")))
         data = tuple(held)
     kernel = SGRLD(
         model, batch_size=batch, step_size=1e-6, num_steps=options.steps, batching=batching

@@ -121,12 +121,12 @@ def _bad_rows(array: Any, is_bad: Callable) -> np.ndarray:
     """Indices of rows with a bad entry (NaN, for instance); reads one part at a time."""
     if isinstance(array, jax.Array) and bool(compiled(all_finite, array)):
         return np.zeros(0, int)
-    held = array.held if isinstance(array, HostRows) else range(array.shape[0])
+    numbers = range(array.shape[0])
     width = math.prod(array.shape[1:])
     step = num_at_once(width)
     found = []
-    for k in range(0, len(held), step):
-        rows = held[k : k + step]
+    for k in range(0, len(numbers), step):
+        rows = numbers[k : k + step]
         if isinstance(array, HostRows):
             part = array.reader.take(np.asarray(rows), array.dtype)
         else:

@@ -44,14 +44,13 @@ def check_separate(
     """Raise if the log density of a row depends on which other rows of a plate are drawn.
 
     What differs is evaluated again in 64 bits, if the model runs there. Nothing is tried within a
-    transformation of the arguments, where their values are unknown, and for `HostRows` of which a
-    process holds a part or that are on a mesh.
+    transformation of the arguments, where their values are unknown, and for `HostRows` on a mesh.
 
     Raises:
         ValueError: with the name of the first such site, and the plate.
     """
-    in_parts = any(x.is_part or x.over is not None for x in host_rows_in((args, kwargs)))
-    if is_traced((args, kwargs)) or in_parts:  # a process may lack the rows of a trial
+    on_mesh = any(x.over is not None for x in host_rows_in((args, kwargs)))
+    if is_traced((args, kwargs)) or on_mesh:
         return
     rows, places, again = _batches(plan, plate)
     others = {

@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from .._checks import check_int, check_number
+from .._checks import check_number
 from .._util import PyTree, num_at_once
 from .mesh_rows import OverMesh
 from .reader import NO_ROW, Reader, hints_of
@@ -44,22 +44,17 @@ class HostRows:
             rows. It must not change during a run.
         timeout: seconds that one gather of the source may take before the source counts as stalled;
             None for no limit.
-        first: number of the first row that ``array_like`` holds, if a process has only a part of
-            the rows (see "Many devices" in the guide).
-        num_rows: number of all rows; by default the rows up to the end of ``array_like``.
 
     Attributes:
         source: the original array.
         timeout: as given.
-        held: numbers of the rows that the source holds.
-        shape: of the whole array, when the object was made.
+        shape: of the array, when the object was made.
         reader: the object that gathers the rows.
         over: the mesh whose devices ask for rows, within a run on a mesh.
 
     Raises:
         TypeError: for an object that is not such an array.
-        ValueError: for an array without rows; for a memory map of a file that was cut short; for
-            fewer rows in all than ``array_like`` holds.
+        ValueError: for an array without rows; for a memory map of a file that was cut short.
 
     Examples:
         >>> import jax, numpy as np
@@ -73,41 +68,20 @@ class HostRows:
 
     __iter__ = None
 
-    def __init__(
-        self,
-        array_like: Any,
-        *,
-        timeout: float | None = 300.0,
-        first: int = 0,
-        num_rows: int | None = None,
-    ):
+    def __init__(self, array_like: Any, *, timeout: float | None = 300.0):
         timeout = None if timeout is None else check_number("timeout", timeout, above=0.0)
-        first = check_int("first", first, least=0)
         _check_source(array_like)
-        shape = tuple(int(n) for n in array_like.shape)
-        self.held = range(first, first + shape[0])
-        num_rows = self.held.stop if num_rows is None else check_int("num_rows", num_rows)
-        if num_rows < self.held.stop:
-            raise ValueError(
-                f"num_rows must be at least {self.held.stop}, because the array holds {shape[0]} "
-                f"rows from row {first} on, got {num_rows}"
-            )
         self.source, self.timeout = array_like, timeout
-        self.shape = (num_rows, *shape[1:])
+        self.shape = tuple(int(n) for n in array_like.shape)
         self.over: OverMesh | None = None
-        name = f"HostRows of a {type(array_like).__name__} of shape {shape}"
-        self.reader = Reader(array_like, name, self.shape, self.held, timeout)
+        name = f"HostRows of a {type(array_like).__name__} of shape {self.shape}"
+        self.reader = Reader(array_like, name, self.shape, timeout)
 
     def over_mesh(self, over: OverMesh) -> HostRows:
         """The same rows with the same reader, for programs on a mesh."""
         new = object.__new__(HostRows)
         vars(new).update(vars(self), over=over)
         return new
-
-    @property
-    def is_part(self) -> bool:
-        """Whether the source holds only some of the rows."""
-        return len(self.held) < len(self)
 
     @property
     def ndim(self) -> int:
@@ -125,11 +99,11 @@ class HostRows:
         return np.dtype(jax.dtypes.canonicalize_dtype(self.source.dtype)).newbyteorder("=")
 
     def blocks(self) -> Iterator[np.ndarray]:
-        """All rows that the source holds, in blocks; the next one is read ahead."""
-        length = num_at_once(self.size // len(self))
-        for k in range(0, len(self.held), length):
-            then = self.held[k + length : k + 2 * length]
-            rows = np.asarray(self.held[k : k + length])
+        """All rows, in blocks; the next one is read ahead."""
+        length, numbers = num_at_once(self.size // len(self)), range(len(self))
+        for k in range(0, len(self), length):
+            then = numbers[k + length : k + 2 * length]
+            rows = np.asarray(numbers[k : k + length])
             yield self.reader.take(rows, self.dtype, np.asarray(then) if then else None)
 
     def __len__(self) -> int:
@@ -139,10 +113,7 @@ class HostRows:
         return f"HostRows(<{type(self.source).__name__}>, shape={self.shape}, dtype={self.dtype})"
 
     def __reduce__(self) -> tuple:
-        first, num_rows = self.held.start, len(self)
-        return partial(HostRows, timeout=self.timeout, first=first, num_rows=num_rows), (
-            self.source,
-        )
+        return partial(HostRows, timeout=self.timeout), (self.source,)
 
     def __getitem__(self, item: Any) -> jax.Array:
         """The rows; further indices (numbers and slices) select entries of them."""
@@ -171,11 +142,11 @@ class HostRows:
                 return hint.rows[self]
             if hint.used is not None and self not in hint.used:
                 hint.used.append(self)
-        # the rows of an index that is known while a program is traced may be on other processes
-        later = isinstance(index, jax.Array) and (self.over is not None or self.is_part)
-        if isinstance(index, jax.core.Tracer) or later:
-            ordered = any(hint.ordered for hint in known)
-            return fetch(((self, 0),), (index,), ordered=ordered)[0]
+        # on a mesh each device gets its part, also of an index that is known during a trace
+        if isinstance(index, jax.core.Tracer) or (
+            isinstance(index, jax.Array) and self.over is not None
+        ):
+            return fetch(((self, 0),), (index,))[0]
         flat = np.asarray(index).reshape(-1)
         rows = self.reader.take(flat, self.dtype)
         return jnp.asarray(rows.reshape(np.shape(index) + self.shape[1:]))
@@ -242,15 +213,13 @@ def fetch(
     here: tuple,
     then: tuple = (),
     *,
-    ordered: bool = False,
     mapped: bool = False,
 ) -> tuple[jax.Array, ...]:
     """Rows by one callback to the host, also under `jax.vmap`; over a mesh by one of each device.
 
     ``wanted`` are pairs of an array and the place of its index in ``here``. ``then`` are indices
-    that will be needed next; empty if they are not known. ``ordered`` indices have one row from
-    each of equal stretches, in their order. With ``mapped``, their first axis is the axis of a
-    ``vmap``, such as chains.
+    that will be needed next; empty if they are not known. With ``mapped``, their first axis is the
+    axis of a ``vmap``, such as chains.
 
     Returns:
         For each pair, rows of shape ``index.shape + X.shape[1:]``.
@@ -261,8 +230,8 @@ def fetch(
         over = wanted[0][0].over
         if over is None:
             return _call_host(wanted, here, then)
-        call_host = partial(_call_host, raises=False)
-        return over.rows(call_host, wanted, (here, then), ordered=ordered, mapped=mapped)
+        call_host = partial(_call_host, wanted, raises=False)
+        return over.rows(call_host, wanted, (here, then), mapped=mapped)
 
     @rows.def_vmap
     def batched_rows(size: int, batched: tuple, here: tuple, then: tuple) -> tuple:
@@ -271,7 +240,7 @@ def fetch(
             (here, then),
             tuple(batched),
         )
-        found = fetch(wanted, here, then, ordered=ordered, mapped=True)
+        found = fetch(wanted, here, then, mapped=True)
         return found, (True,) * len(wanted)
 
     return rows(here, then)

@@ -25,7 +25,7 @@ MAX_COMING = 32
 
 
 NO_ROW = int(np.iinfo(np.int32).min)
-"""A number in an index that asks for no row, and gives zeros."""
+"""A number in an index that asks for no row, after the last step; it gives zeros."""
 
 
 class Reader:
@@ -33,15 +33,11 @@ class Reader:
 
     The source's shape is fixed at the start, even if the source grows.
 
-    ``held`` are numbers of the rows that the source holds, and ``shape`` is that of all rows.
     ``timeout`` is in seconds for one gather.
     """
 
-    def __init__(
-        self, source: Any, name: str, shape: tuple[int, ...], held: range, timeout: float | None
-    ):
-        self.source, self.name, self.shape, self.held = source, name, shape, held
-        self.timeout = timeout
+    def __init__(self, source: Any, name: str, shape: tuple[int, ...], timeout: float | None):
+        self.source, self.name, self.shape, self.timeout = source, name, shape, timeout
         self.error: Exception | None = None
         self._coming: OrderedDict[Any, Future] = OrderedDict()
         self._lock = threading.Lock()
@@ -96,7 +92,6 @@ class Reader:
         """The rows of a flat index, read in this thread; zeros for `NO_ROW`.
 
         Raises:
-            IndexError: for rows that the source does not hold.
             ValueError: for rows of another shape, and for values that the type cannot hold.
         """
         there = index != NO_ROW
@@ -105,16 +100,9 @@ class Reader:
             if there.any():
                 found[there] = self.read(index[there], dtype)
             return found
-        size, held = self.shape[0], self.held
+        size = self.shape[0]
         if len(index) and (index.min() < 0 or index.max() >= size):  # as JAX indexes
             index = np.clip(np.where(index < 0, index + size, index), 0, size - 1)
-        # in a range, NumPy's numbers would be looked for one by one
-        if len(index) and not (held.start <= index.min() and index.max() < held.stop):
-            raise IndexError(
-                f"the source holds rows {held.start} to {held.stop - 1} of {size}, and others were "
-                "asked for: expected all rows, or a run on a mesh with a data_axis"
-            )
-        index = index - held.start
         check_mapped(self.source, "the array")
         rows = np.asarray(_gathered(self.source, index))
         expected = (len(index), *self.shape[1:])

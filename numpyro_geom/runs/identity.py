@@ -13,7 +13,6 @@ import hashlib
 import inspect
 import re
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import jax
@@ -25,7 +24,6 @@ from .._util import digest, raw
 from ..diagnostics.inference_data import package_versions
 from ..kernel import SGKernel
 from ..rows.host_rows import HostRows, is_host_rows
-from .mesh import Processes
 from .segments import Job, Segments
 
 CONFIG = (
@@ -69,24 +67,14 @@ def versions(mesh: Mesh | None) -> str:
     return ", ".join([*found, jax.devices()[0].device_kind, axes])
 
 
-def data_of(job: Job, processes: Processes | None = None) -> dict[str, str]:
-    """Texts of the arrays among the arguments; without ``processes`` only types and shapes.
-
-    Of rows of which each process holds a part, there are the texts of all processes.
-    """
+def data_of(job: Job, *, values: bool) -> dict[str, str]:
+    """Texts of the arrays among the arguments; without ``values`` only types and shapes."""
     found = {}
     trees = {"args": list(job.args), "kwargs": job.kwargs, "init_params": job.init_params}
     for path, x in jax.tree_util.tree_leaves_with_path(trees, is_leaf=is_host_rows):
-        if not hasattr(x, "dtype"):
-            continue
-        in_parts = isinstance(x, HostRows) and x.is_part
-        text = f"{x.dtype}{list(x.shape)}{' in parts' if in_parts else ''}"
-        if processes is not None and in_parts:
-            own = processes.all(partial(_digest, x))
-            text += f" {' '.join(processes.each(own))}"
-        elif processes is not None:
-            text += f" {_digest(x)}"
-        found[f"data {path[0].key}{jax.tree_util.keystr(path[1:])}"] = text
+        if hasattr(x, "dtype"):
+            text = f"{x.dtype}{list(x.shape)}" + (f" {_digest(x)}" if values else "")
+            found[f"data {path[0].key}{jax.tree_util.keystr(path[1:])}"] = text
     return found
 
 
@@ -139,7 +127,7 @@ def _leaf(x: Any) -> str:
 
 
 def _digest(x: Any) -> str:
-    """The beginning of the SHA-256 of an array or of the rows that a process holds."""
+    """The beginning of the SHA-256 of an array."""
     if not getattr(x, "is_fully_addressable", True):
         return "of several processes"
     if not isinstance(x, HostRows):

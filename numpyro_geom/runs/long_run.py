@@ -186,9 +186,9 @@ def _prepared(
     # a run may continue on another mesh, so the program without a mesh identifies it
     plain = Segments(job, length, layout) if layout.mesh is None else without_mesh(job, length)
     same, length = processes.all(lambda: identity(plain)), plain.lengths.length
-    _check_processes(processes, same | data_of(job))
+    _check_processes(processes, same | data_of(job, values=False))
     if store is not None:
-        same |= data_of(job, processes)
+        same |= data_of(job, values=True)
         about = {"length": length, "same": same, "versions": versions(layout.mesh)}
         processes.first(lambda: store.open(about, plain.lengths.steps))
     return plain if layout.mesh is None else Segments(job, length, layout), store

@@ -32,7 +32,7 @@ from .._util import PyTree, from_words, is_traced, words
 from ..kernel import SGKernel
 from ..model.abstract import abstract_trace
 from ..model.arguments import split_arrays
-from ..rows.host_rows import HostRows, check_read, host_rows_in, is_host_rows
+from ..rows.host_rows import check_read, host_rows_in, is_host_rows
 from ..rows.mesh_rows import MeshRows, OverMesh
 
 
@@ -102,7 +102,6 @@ class DeviceLayout:
         sizes = set() if self.data_axis is None else _numbers_of_rows(model, data)
         on_host = host_rows_in(data)
         over = OverMesh(self.mesh, self.data_axis, self.chain_axis)
-        self.processes.all(lambda: _check_held(on_host, over))
         data = jax.tree.map(
             lambda x: x.over_mesh(over) if is_host_rows(x) else x, data, is_leaf=is_host_rows
         )
@@ -269,13 +268,6 @@ class Processes:
             lambda x, like: from_words(np.asarray(x, words(like).dtype), like), plain, state
         )
 
-    def each(self, text: str) -> list[str]:
-        """The texts of all processes, of the same length."""
-        if not self.several:
-            return [text]
-        words = np.frombuffer(text.encode(), np.uint8)
-        return [x.tobytes().decode() for x in multihost_utils.process_allgather(words)]
-
     def signal(self, noted: list[str]) -> str | None:
         """The last signal that this process got, or one that another process got."""
         if not self.several:
@@ -292,17 +284,6 @@ def _moved(state: PyTree, layout: DeviceLayout, to_chains: bool) -> PyTree:
     """Move a state from all devices to the devices of its chains, or back."""
     shardings = layout.shardings(state) if to_chains else layout.at()
     return lax.with_sharding_constraint(state, shardings)
-
-
-def _check_held(on_host: list[HostRows], over: OverMesh) -> None:
-    for x in on_host:
-        owned = over.owned(len(x))
-        if owned.start < x.held.start or owned.stop > x.held.stop:
-            raise ValueError(
-                f"{x!r} holds rows {x.held.start} to {x.held.stop - 1}, and the devices of process "
-                f"{jax.process_index()} own rows {owned.start} to {owned.stop - 1}: expected at "
-                "least these, as in HostRows(part, first=..., num_rows=...), or all rows"
-            )
 
 
 def _numbers_of_rows(model: Callable | None, data: tuple) -> set[int]:

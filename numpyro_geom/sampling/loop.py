@@ -15,7 +15,7 @@ from jax import lax
 
 from .. import _random
 from .._util import PyTree
-from ..model.minibatch import RNG_KEY, Strata
+from ..model.minibatch import RNG_KEY
 from ..model.potential import Potential
 from ..rows.host_rows import HostRows, batches_at_once, fetch
 from ..rows.reader import NO_ROW, Hint, hints
@@ -107,7 +107,7 @@ def _in_blocks(
         if not single:
             state, coming = ahead(state)
             then = indices(coming[1], num_steps - done - length)
-        rows = fetch(wanted, indices(batches, steps), then, ordered=isinstance(batch, Strata))
+        rows = fetch(wanted, indices(batches, steps), then)
 
         def step(k: jax.Array, old: tuple) -> tuple:
             key, batch, stream = jax.tree.map(lambda x: x[k], (keys, batches, streams))
