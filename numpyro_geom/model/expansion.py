@@ -139,19 +139,6 @@ class Expanded(Reparam):
             law = dist.Normal(jnp.zeros(shape), self.prior_scale).to_event(fn.event_dim)
         return None, product(numpyro.sample(f"{name}{MARK}V", law))
 
-    def start(self, name: str, value: Any) -> dict[str, jax.Array]:
-        """Values of the new sites where the product is ``value`` and all factors the identity.
-
-        Chains and guides of the new model can start there, by ``init_params`` or `init_to_value`.
-        """
-        value = jnp.asarray(value)
-        sides = {f"P{k + 1}": value.shape[-2] for k in range(self.left)}
-        sides |= {f"Q{k + 1}": value.shape[-1] for k in range(self.right)}
-        factors = {
-            f"{name}{MARK}{k}": jnp.zeros_like(self._identity(k, side)) for k, side in sides.items()
-        }
-        return {f"{name}{MARK}V": value, **factors}
-
     def _factor(self, name: str, side: int) -> jax.Array:
         """A factor of its law."""
         identity = self._identity(name, side)

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,36 +50,6 @@ class Strata(dict[str, Any]):
     def tree_unflatten(cls, names: tuple[str, ...], arrays: Iterable[Any]) -> Strata:
         """The reverse."""
         return cls(zip(names, arrays, strict=True))
-
-
-Value = TypeVar("Value")
-
-
-class ByName(Mapping[str, Value]):
-    """A mapping as a value: hashable, and equal to a mapping with the same items in this order."""
-
-    def __init__(self, items: Mapping[str, Value]) -> None:
-        self._items = dict(items)
-
-    def __getitem__(self, name: str) -> Value:
-        return self._items[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._items)
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, ByName):
-            return [*self.items()] == [*other.items()]
-        return self._items == other
-
-    def __hash__(self) -> int:
-        return hash(tuple(self._items.items()))
-
-    def __repr__(self) -> str:
-        return repr(self._items)
 
 
 @dataclass(frozen=True)
@@ -128,17 +98,18 @@ class Subsampling:
         is_random: whether the model asks for keys (``numpyro.prng_key``).
     """
 
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, int] = field(hash=False)
     sites: tuple[Site, ...] = field(repr=False)
-    batch_sizes: Mapping[str, int] = field(default_factory=dict)
+    batch_sizes: Mapping[str, int] = field(default_factory=dict, hash=False)
     batching: str = "replacement"
     has_params: bool = False
     idle_params: tuple[str, ...] = ()
     is_random: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("sizes", "batch_sizes"):
-            object.__setattr__(self, name, ByName(getattr(self, name)))
+        # in the order of the model, which the keys of a step follow
+        drawn = {p: self.batch_sizes[p] for p in self.sizes if p in self.batch_sizes}
+        object.__setattr__(self, "batch_sizes", drawn)
 
     @property
     def local_axes(self) -> dict[str, tuple[tuple[str, int], ...]]:
