@@ -16,7 +16,6 @@ __all__ = [
     "arguments_of",
     "fields_of",
     "holding",
-    "sample_field",
     "states_of",
     "traces_arguments",
     "unconstrained_value",
@@ -37,11 +36,6 @@ def arguments_of(mcmc: MCMC) -> tuple[tuple, dict[str, Any]]:
 def states_of(mcmc: MCMC) -> dict[str, PyTree] | None:
     """The fields that the last run has collected: arrays of shape (chains, draws, ...)."""
     return mcmc._states
-
-
-def sample_field(mcmc: MCMC) -> str:
-    """Name of the state field that holds the draw."""
-    return mcmc._sample_field
 
 
 def fields_of(mcmc: MCMC, extra_fields: tuple[str, ...]) -> tuple[tuple[str, ...], set[str]]:

@@ -20,7 +20,7 @@ from numpyro.infer import MCMC
 
 import numpyro_geom
 from numpyro_geom import SGKernel, SGState
-from numpyro_geom._numpyro import holding, sample_field
+from numpyro_geom._numpyro import fields_of, holding
 
 PyTree = Any
 
@@ -313,5 +313,5 @@ def as_if_run(
     ``draws`` are the values of its ``sample_field``, and ``fields`` are the other fields of the
     state. All are shaped (chains, draws, ...). ``args`` and ``kwargs`` are the model's arguments.
     """
-    states = {sample_field(mcmc): draws, **({} if fields is None else fields)}
+    states = {fields_of(mcmc, ())[0][0]: draws, **({} if fields is None else fields)}
     return holding(mcmc, (args, kwargs), states, last_state)
