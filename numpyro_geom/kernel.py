@@ -43,6 +43,7 @@ from .model.bad_rows import check_finite, fault_at
 from .model.centring import Shares
 from .model.jaxprs import lean_options
 from .model.minibatch import AllRows, Subsampling
+from .model.start import check_lanes
 from .sampling.algorithm import Algorithm, adapts
 from .sampling.settings import Settings, Validator, documented
 from .sampling.state import DEFAULT_FIELDS, Chain, SGState, StepReport
@@ -228,6 +229,8 @@ class SGKernel(MCMCKernel):
                 state = start(key_state, position, {**opening, **shares})
             self._shares = jax.tree.flatten((args, kwargs)), bound.shares
         self._check_start(state, args, kwargs)
+        if not single:
+            check_lanes(bound.model, state.z)
         if num_warmup > 0 and init_params is None and bound.point is None:
             check_arrival(bound.model, bound.potential(), self.settings, state)
         if bound.undecided:

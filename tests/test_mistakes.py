@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -18,6 +19,8 @@ from numpyro.infer.gibbs import CustomGibbs, Gibbs
 from scripts import load_script
 
 from numpyro_geom import SGRLD, SGKernel
+from numpyro_geom.model import read
+from numpyro_geom.model.start import check_lanes, sums_wrongly
 
 pytest.importorskip("pandas")
 EXAMPLE = load_script("mistakes")
@@ -106,7 +109,7 @@ def scaled(X: Any, y: Any) -> None:
     s = numpyro.sample("s", dist.HalfNormal(1))
     w = numpyro.sample("w", dist.Normal(0, s).expand([2, 1]).to_event(2))
     with numpyro.plate("data", X.shape[0]) as i:
-        numpyro.sample("y", dist.Normal((X[i] @ w)[:, 0], s), obs=y[i])
+        numpyro.sample("y", dist.Normal((X[i] @ w)[:, 0], s), obs=jnp.asarray(y)[i])
 
 
 DATA = (np.ones((6, 2), np.float32), np.ones(6, np.float32))
@@ -122,7 +125,7 @@ def test_trees_of_flax_modules() -> None:
     def network(X: Any, y: Any) -> None:
         f = random_flax_module("net", net, dist.Normal(0, 1), input_shape=(2,))
         with numpyro.plate("data", X.shape[0]) as i:
-            numpyro.sample("y", dist.Normal(f(X[i])[:, 0], 1), obs=y[i])
+            numpyro.sample("y", dist.Normal(f(X[i])[:, 0], 1), obs=jnp.asarray(y)[i])
 
     variables = net.init(random.key(1), DATA[0])
     for tree in (variables, variables["params"]):
@@ -135,3 +138,64 @@ def test_trees_of_flax_modules() -> None:
         ]
         given = variables["params"]["layers_1"]["kernel"]
         np.testing.assert_array_equal(state.z["net/layers_1.kernel"], given)
+
+
+def regression(x: np.ndarray, y: np.ndarray | None = None) -> None:
+    w = numpyro.sample("w", dist.Normal().expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("data", x.shape[0]) as i:
+        seen = None if y is None else jnp.asarray(y)[i]
+        numpyro.sample("y", dist.Normal(jnp.asarray(x)[i] @ w), obs=seen)
+
+
+def lagged(y: np.ndarray) -> None:
+    slope = numpyro.sample("slope", dist.Normal())
+    with numpyro.plate("data", len(y) - 1) as i:
+        numpyro.sample("y", dist.Normal(slope * jnp.asarray(y)[i]), obs=jnp.asarray(y)[i + 1])
+
+
+@pytest.mark.parametrize(
+    ("shape", "length", "text"),
+    [
+        ((30, 3), None, "no site of the model is observed, and its argument 'y' is None"),
+        ((30, 3), 40, r"the argument 'y' of shape \(40,\) has more rows than the plate 'data'"),
+        ((3, 30), 30, r"the argument 'y' of shape \(30,\) has more rows than the plate 'data'"),
+    ],
+    ids=["y forgotten", "y longer than its plate", "x transposed"],
+)
+def test_a_call_that_may_be_wrong_is_warned_of(shape: Any, length: Any, text: str) -> None:
+    args = np.ones(shape), *([] if length is None else [np.ones(length)])
+    with pytest.warns(UserWarning, match=text) as found:
+        read(regression, args)
+    assert all(x.filename == __file__ for x in found)
+
+
+def test_rows_and_shifted_rows_are_not_warned_of() -> None:
+    read(regression, (np.ones((30, 3)), np.ones(30)))
+    read(lagged, (np.ones(30),))
+
+
+def shares(x: np.ndarray, y: np.ndarray) -> None:
+    w = numpyro.sample("w", dist.Normal().expand([4, 4]).to_event(2))
+    with numpyro.plate("data", len(y)) as i:
+        means = jax.nn.softmax(jnp.asarray(x)[i] @ w)
+        numpyro.sample("y", dist.Dirichlet(12 * means), obs=jnp.asarray(y)[i])
+
+
+def test_sums_of_jaxlib() -> None:
+    """If this fails, jaxlib has mended its sums, or another version has the error."""
+    wrong = jax.default_backend() == "cpu" and jaxlib.__version__ == "0.10.2"
+    assert sums_wrongly() == wrong
+
+
+def test_chains_that_jaxlib_computes_wrongly() -> None:
+    keys = random.split(random.key(0), 3)
+    x = np.asarray(random.normal(keys[0], (5000, 4)))
+    y = np.asarray(random.dirichlet(keys[1], 3 * jnp.ones(4), (5000,)))
+    model = read(shares, (x, y))
+    position = {"w": 0.3 * random.normal(keys[2], (8, 4, 4))}
+    check_lanes(model, {"w": position["w"][:4]})
+    if not sums_wrongly():
+        check_lanes(model, position)
+        return
+    with pytest.raises(RuntimeError, match="chain_method='sequential', or another version"):
+        check_lanes(model, position)

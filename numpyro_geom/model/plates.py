@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
-from jax.extend.core import Jaxpr, JaxprEqn
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
 from numpyro import distributions as dist
 from numpyro import handlers
 from numpyro.infer.inspect import get_dependencies
@@ -103,6 +104,7 @@ def read_subsampling(
         _check_local(model, args, kwargs, subsampling)
     for plate in batch_sizes:
         check_separate(model, args, kwargs, subsampling, plate)
+    _warn_of_missing_data(model, args, kwargs, every)
     return subsampling
 
 
@@ -207,8 +209,8 @@ def _data_plate(sites: tuple[Site, ...], batch_size: int) -> str:
     else:
         found = "none"
         advice = (
-            "put the observed site under `numpyro.plate` and index its data with the plate's "
-            "indices, or drop batch_size"
+            "pass the data, put the observed site under `numpyro.plate` and index its data with "
+            "the plate's indices, or drop batch_size"
         )
     raise ValueError(
         f"batch_size={batch_size} needs exactly one plate that holds observed rows, and the model "
@@ -262,12 +264,33 @@ def _two_axes(plate: str, site: str, axis: int) -> ValueError:
     )
 
 
+def _warn_of_missing_data(model: Callable, args: tuple, kwargs: dict, plan: Subsampling) -> None:
+    """Warn if no site is observed, and an argument is left at None: draws of the prior."""
+    try:
+        signature = inspect.signature(model)
+        bound = signature.bind(*args, **kwargs)
+    except (TypeError, ValueError):  # a callable without a signature
+        return
+    bound.apply_defaults()
+    missing = [name for name, value in bound.arguments.items() if value is None]
+    if missing and not any(s.kind in ("observed", "factor") for s in plan.sites):
+        warn_outside(
+            f"no site of the model is observed, and its argument {missing[-1]!r} is None: the "
+            "draws are those of the prior. Pass the data, if it should be the posterior",
+            UserWarning,
+        )
+
+
 def _check_lengths(model: Callable, args: tuple, kwargs: dict, declared: Declared) -> None:
-    """Raise if rows of a plate index an array that has fewer rows."""
+    """Raise if rows of a plate index an array that has fewer rows, and warn of one that has more.
+
+    A longer array is read as the model says where the rows are shifted, as in ``y[i + 1]``.
+    """
     sizes = {plate: size for plate, (size, _) in declared.items()}
     rows = {plate: jax.ShapeDtypeStruct((size,), jnp.int32) for plate, size in sizes.items()}
     names = jax.tree.leaves({plate: plate for plate in rows})
     found: list[tuple[str, tuple, int]] = []
+    added: set[tuple[str, int]] = set()
 
     def run(rows: dict) -> None:
         SubsamplePlates(with_start(model), rows)(*args, **kwargs)
@@ -280,18 +303,33 @@ def _check_lengths(model: Callable, args: tuple, kwargs: dict, declared: Declare
             if len(axes) == 1:
                 found.append((plates[1], aval.shape, aval.shape[axes[0]]))
         plate = next(x for x in plates if x is not None)
+        if equation.primitive.name == "add":
+            added.update(
+                (plate, int(x.val))
+                for x in equation.invars
+                if isinstance(x, Literal) and not x.aval.shape
+            )
         return [plate if equation.primitive.name in KEEPS else None] * len(equation.outvars)
 
     followed(jax.make_jaxpr(run)(rows).jaxpr, names, rows_of, None)
+    # JAX adds the length of an array to row numbers below 0
+    shifted = {plate for plate, _ in added - {(plate, length) for plate, _, length in found}}
+    named = by_name(model, args, kwargs)
     for plate, shape, length in found:
+        same = [name for name, x in named.items() if getattr(x, "shape", None) == shape]
         if length < sizes[plate]:
-            named = by_name(model, args, kwargs)
-            same = [name for name, x in named.items() if getattr(x, "shape", None) == shape]
             which = f", such as the argument {same[0]!r}" if same else ""
             raise ValueError(
                 f"the rows of plate {plate!r} index an array of shape {shape}{which}, and the "
                 f"plate has {sizes[plate]} rows: expected one entry per row. JAX reads the "
                 "last entry in the place of one that is missing, without an error"
+            )
+        if length > sizes[plate] and same and plate not in shifted:
+            warn_outside(
+                f"the argument {same[0]!r} of shape {shape} has more rows than the plate "
+                f"{plate!r}, which reads the first {sizes[plate]}. Expected one entry per row: an "
+                "array may be transposed, or of other data",
+                UserWarning,
             )
 
 

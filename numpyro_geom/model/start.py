@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -128,6 +128,42 @@ def check_rows(model: Model, position: PyTree) -> None:
         return compiled(lambda rows: energy(position, rows), jax.tree.map(jnp.asarray, rows))
 
     check_finite(model.fn, model.args, model.kwargs, on_rows, sizes)
+
+
+def check_lanes(model: Model | None, position: PyTree) -> None:
+    """Raise if energies of chains in one batch differ from the same energies one by one.
+
+    jaxlib 0.10.2 sums wrongly on a CPU where arrays of more than 2^15 rows, all lanes together,
+    share an operand without lanes. Only such batches are evaluated here.
+    """
+    if model is None or model.on_host or is_traced((position, model.args, model.kwargs)):
+        return
+    sizes = np.shape(jax.tree.leaves(position)[0])[0], *model.plan.sizes.values()
+    if np.prod(sizes, dtype=float) <= 2**15 or not sums_wrongly():
+        return
+    energy = jax.value_and_grad(model.energy)
+    many = np.prod(sizes[1:])  # sums over rows have errors of their own
+    together = compiled(jax.vmap(energy), position)
+    for k in range(sizes[0]):
+        alone = compiled(energy, jax.tree.map(lambda x, k=k: x[k], position))
+        for x, y in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
+            error, largest = jnp.max(jnp.abs(x[k] - y)), jnp.max(jnp.abs(y))
+            if error > jnp.finfo(y.dtype).eps ** 0.5 * (many + largest):
+                raise RuntimeError(
+                    f"jaxlib computes the energy or gradient of chain {k} wrongly in a batch of "
+                    f"chains: off by {error:.3g}, of {largest:.3g}. Use "
+                    "MCMC(..., chain_method='sequential'), or another version of jaxlib than "
+                    "0.10.2"
+                )
+
+
+@cache
+def sums_wrongly() -> bool:
+    """Whether two sums of one array are wrong in this version of jaxlib, from 2^15 rows on."""
+    with at_once():
+        lanes = jnp.ones((2, 20_000, 2)).at[1].set(2)
+        found = jax.jit(lambda x, c: (x * c).sum(-1) - c.sum(-1))(3 * lanes[0], lanes)
+        return bool(jnp.any(found != jnp.array([[4.0], [8.0]])))
 
 
 def _check_names(model: Model, init_strategy: Callable) -> None:
