@@ -307,7 +307,7 @@ def _check_lengths(model: Callable, args: tuple, kwargs: dict, declared: Declare
             added.update(
                 (plate, int(x.val))
                 for x in equation.invars
-                if isinstance(x, Literal) and not x.aval.shape
+                if isinstance(x, Literal) and np.ndim(x.val) == 0
             )
         return [plate if equation.primitive.name in KEEPS else None] * len(equation.outvars)
 
