@@ -7,7 +7,7 @@ statistics, diffrax) would triple the time of ``import numpyro_geom``.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .algorithms import GGMC, SGHMC, SGNHT, SGRLD
+from .algorithms import GGMC, SGHMC, SGNHT, SGRLD, Microcanonical
 from .baselines.adam_sgld import AdamSGLD
 from .baselines.isgd import ISGD
 from .baselines.swag import SWAG
@@ -49,6 +49,7 @@ __all__ = [
     "Identity",
     "Metric",
     "MetricState",
+    "Microcanonical",
     "Monge",
     "RMSprop",
     "RiemannianLaplace",

@@ -19,8 +19,10 @@ from ..metrics.base import MetricLike
 from ..model.potential import Potential, takes_rng_key
 from ..sampling.algorithm import (
     GRADIENT_COST,
+    NEWTON,
     Algorithm,
     Draw,
+    Motion,
     metric_learner,
     num_steps_from,
     settling_steps,
@@ -186,27 +188,36 @@ class GGMC(SGKernel):
 
     def algorithm(self, settings: Settings) -> Algorithm:
         """The algorithm for these settings."""
-        target_accept = settings.target_accept
-        if target_accept == "auto":
-            target_accept = TARGETS[settings.control_variate == 2]
-        return Algorithm(
-            propose=lambda *args: _propose(settings, *args),
-            draw=_trajectory(settings, target_accept),
-            init=lambda position, rng_key: _init(settings, position, rng_key),
-            forget=_forget,
-            rate=lambda slowest, dynamics: relaxation_rate(slowest, dynamics.friction),
-            num_steps=_num_steps,
-            observe=lambda adaptation, _: adaptation,
-            adjusted=True,
-            momentum=True,
-            trajectory=True,
-            target_accept=target_accept,
-            settling_steps=settling_steps(settings.metric),
-            measures=settings.given_friction is None,
-        )
+        return trajectory_algorithm(settings, settings.target_accept)
 
 
-def _init(settings: Settings, position: PyTree, rng_key: jax.Array) -> Momentum:
+def trajectory_algorithm(
+    settings: Settings, target_accept: float | str = "auto", motion: Motion = NEWTON
+) -> Algorithm:
+    """Trajectories with an acceptance test, for a momentum of any kind."""
+    if isinstance(target_accept, str):
+        target_accept = TARGETS[settings.control_variate == 2]
+    return Algorithm(
+        propose=lambda *args: _propose(settings, *args),
+        draw=_trajectory(settings, target_accept, motion),
+        init=lambda position, rng_key: _init(settings, position, rng_key, motion),
+        forget=_forget,
+        rate=lambda slowest, dynamics: relaxation_rate(slowest, dynamics.friction),
+        num_steps=_num_steps,
+        observe=lambda adaptation, _: adaptation,
+        adjusted=True,
+        momentum=True,
+        trajectory=True,
+        target_accept=target_accept,
+        settling_steps=settling_steps(settings.metric),
+        measures=settings.given_friction is None,
+        motion=motion,
+    )
+
+
+def _init(
+    settings: Settings, position: PyTree, rng_key: jax.Array, motion: Motion
+) -> Momentum:
     """A momentum drawn from its law, and an energy that is not yet known."""
     dtype = jnp.result_type(*jax.tree.leaves(position))
     zero, one = jnp.zeros((), dtype), jnp.ones((), dtype)
@@ -215,7 +226,7 @@ def _init(settings: Settings, position: PyTree, rng_key: jax.Array) -> Momentum:
         _averaging_init(zero),
     )
     extra = GGMCState(zero, zero, jnp.zeros((), bool), one, averaging)
-    return init_momentum(settings, position, rng_key, extra)
+    return init_momentum(settings, position, rng_key, extra, motion)
 
 
 def _forget(dynamics: Momentum) -> Momentum:
@@ -253,7 +264,7 @@ def _num_steps(rate: jax.Array, step_size: jax.Array, potential: Potential) -> j
     return jnp.minimum(steps, -(-potential.steps_per_epoch // GRADIENT_COST))
 
 
-def _trajectory(settings: Settings, target_accept: float) -> Draw:
+def _trajectory(settings: Settings, target_accept: float, motion: Motion) -> Draw:
     """A draw: one trajectory and its acceptance test."""
     metric = settings.metric
     learn = metric_learner(metric)
@@ -289,9 +300,6 @@ def _trajectory(settings: Settings, target_accept: float) -> Draw:
             )
             return energy.astype(dtype)
 
-        def half_squared(p: PyTree) -> jax.Array:
-            return (tree_vdot(p, p) / 2).astype(dtype)
-
         def gradient(k: jax.Array, key_noise: jax.Array, batch: Any, carry: tuple) -> tuple:
             """Apply gradient k of L + 1: it ends one step and begins the next step."""
             position, momentum, learned, work, first = carry
@@ -302,20 +310,14 @@ def _trajectory(settings: Settings, target_accept: float) -> Draw:
             first = jnp.where(k == 0, figures, first)
             force = metric.apply_inverse_sqrt(metric_state, grad)
             ends, begins = k > 0, k < last
-            momentum = tree_axpy(jnp.where(ends, -stride / 2, 0.0), force, momentum)
-            work = work + jnp.where(ends, half_squared(momentum), 0.0)
+            momentum, gained = motion.kick(momentum, force, jnp.where(ends, stride / 2, 0.0), tau)
             # one O for the O at the end of a step and the O at the beginning of the next step
             duration = dynamics.friction * stride * jnp.where(ends & begins, 1.0, 0.5)
-            momentum = jax.tree.map(
-                lambda p, n: (
-                    jnp.exp(-duration).astype(p.dtype) * p
-                    + jnp.sqrt(-jnp.expm1(-2 * duration) * tau).astype(p.dtype) * n
-                ),
-                momentum,
-                _random.tree_normal(key_noise, momentum),
-            )
-            work = work - jnp.where(begins, half_squared(momentum), 0.0)
-            momentum = tree_axpy(jnp.where(begins, -stride / 2, 0.0), force, momentum)
+            normal = _random.tree_normal(key_noise, momentum)
+            momentum = motion.refresh(momentum, normal, duration, tau)
+            begun = jnp.where(begins, stride / 2, 0.0)
+            momentum, more = motion.kick(momentum, force, begun, tau)
+            work = work + (gained + more).astype(dtype)
             velocity = metric.apply_inverse_sqrt(metric_state, momentum)
             position = tree_axpy(jnp.where(begins, stride, 0.0), velocity, position)
             return position, momentum, learned, work, first

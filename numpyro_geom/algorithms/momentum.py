@@ -26,10 +26,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import _random
-from .._util import PyTree, tree_scale, tree_vdot
+from .._util import PyTree, tree_vdot
 from ..model.potential import Potential
-from ..sampling.algorithm import Algorithm, Step, num_steps_from, rule_temperature
+from ..sampling.algorithm import (
+    NEWTON,
+    Algorithm,
+    Motion,
+    Step,
+    num_steps_from,
+    rule_temperature,
+)
 from ..sampling.settings import Settings
 from ..sampling.state import Adaptation, SGState
 
@@ -55,11 +61,15 @@ class Momentum(NamedTuple):
 
 
 def init_momentum(
-    settings: Settings, position: PyTree, rng_key: jax.Array, extra: Any = ()
+    settings: Settings,
+    position: PyTree,
+    rng_key: jax.Array,
+    extra: Any = (),
+    motion: Motion = NEWTON,
 ) -> Momentum:
     """A momentum drawn from its law."""
     dtype = jnp.result_type(*jax.tree.leaves(position))
-    momentum = tree_scale(settings.temperature**0.5, _random.tree_normal(rng_key, position))
+    momentum = motion.draw(rng_key, position, settings.temperature)
     given = settings.given_friction
     return Momentum(momentum, jnp.asarray(1.0 if given is None else given, dtype), extra)
 

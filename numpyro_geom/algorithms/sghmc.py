@@ -15,7 +15,7 @@ from ..kernel import PyTree, SGKernel
 from ..metrics.base import MetricLike
 from ..model.derivatives import jvp
 from ..model.potential import Potential
-from ..sampling.algorithm import Algorithm, Step, metric_learner, settling_steps
+from ..sampling.algorithm import NEWTON, Algorithm, Motion, Step, metric_learner, settling_steps
 from ..sampling.settings import Settings, one_of, optional
 from ..sampling.state import Chain, StepReport
 from .auxiliary import (
@@ -134,14 +134,15 @@ class SGHMC(SGKernel):
             )
         return momentum_algorithm(
             settings,
-            _step(settings),
+            baoab_step(settings),
             init=lambda position, key: init_momentum(settings, position, key, extra(position)),
             settling_steps=settling_steps(settings.metric),
             **others,
         )
 
 
-def _step(settings: Settings) -> Step:
+def baoab_step(settings: Settings, motion: Motion = NEWTON) -> Step:
+    """The step of `SGHMC` for a momentum of any kind."""
     metric = settings.metric
     learn = metric_learner(metric, frozen=settings.gamma == "frozen")
 
@@ -181,24 +182,16 @@ def _step(settings: Settings) -> Step:
             g, hz = tree_scale(1 / potential.num_data, (grad, hz))
             divergence = divergence_from_probe(metric, metric_state, g, z, hz, "apply_inverse_sqrt")
             force = tree_axpy(-tau, divergence, force)
-        # the share of the momentum that friction keeps, and the variance to inject
-        damping = old.friction * h
-        kept = jnp.exp(-damping)
-        gained = -tau * jnp.expm1(-2 * damping)
-
-        def thermalise(p: jax.Array, n: jax.Array) -> jax.Array:
-            return kept.astype(p.dtype) * p + jnp.sqrt(gained).astype(p.dtype) * n
-
         normal = _random.tree_normal(rng_key, position)
-        kicked = tree_axpy(-h, force, old.momentum)
-        momentum = jax.tree.map(thermalise, kicked, normal)
+        kicked, _ = motion.kick(old.momentum, force, h, tau)
+        momentum = motion.refresh(kicked, normal, old.friction * h, tau)
         travelled = jax.tree.map(lambda p, q: (p + q) / 2, kicked, momentum)
         velocity = metric.apply_inverse_sqrt(metric_state, travelled)
         position = tree_axpy(h, velocity, position)
         report = StepReport(
             energy,
             grad,
-            squared_drift=h**2 * tree_vdot(force, force),
+            squared_drift=tree_vdot(*[jax.tree.map(jnp.subtract, kicked, old.momentum)] * 2),
             kinetic_temperature=kinetic_temperature(momentum),
         )
         return Chain(position, metric_state, Momentum(momentum, old.friction, extra)), report

@@ -28,7 +28,7 @@ import numpy as np
 from jax import random
 
 from .. import _random
-from .._util import PyTree, all_finite, lazy_cond, tree_scale, tree_vdot, tree_where
+from .._util import PyTree, all_finite, lazy_cond, tree_axpy, tree_scale, tree_vdot, tree_where
 from ..model.jaxprs import compiled
 from ..model.potential import Potential
 from .loop import loop_over_batches
@@ -104,6 +104,40 @@ def retried(retry_factor: jax.Array, finite: jax.Array) -> jax.Array:
     return jnp.where(finite, longer, -jnp.maximum(size / 2, LEAST_RETRY))
 
 
+class Motion(NamedTuple):
+    """What a momentum is. In a step the position moves by h A^{1/2} p.
+
+    Attributes:
+        draw: ``(rng_key, like, tau) -> p``, a draw of the momentum's law, a pytree like ``like``.
+        kick: ``(p, force, h, tau) -> (p, work)``, the momentum after a time h in which the whitened
+            gradient is ``force``, and how much kinetic energy it has gained, in nats.
+        refresh: ``(p, normal, damping, tau) -> p``, with standard normal numbers. It keeps the
+            share exp(-damping) of the momentum, and leaves its law invariant.
+    """
+
+    draw: Callable[[jax.Array, PyTree, Any], PyTree]
+    kick: Callable[[PyTree, PyTree, Any, Any], tuple[PyTree, jax.Array]]
+    refresh: Callable[[PyTree, PyTree, Any, Any], PyTree]
+
+
+def _gaussian(rng_key: jax.Array, like: PyTree, tau: Any) -> PyTree:
+    return tree_scale(tau**0.5, _random.tree_normal(rng_key, like))
+
+
+def _kicked(p: PyTree, force: PyTree, h: Any, tau: Any) -> tuple[PyTree, jax.Array]:
+    new = tree_axpy(-h, force, p)
+    return new, -h / 2 * (tree_vdot(force, p) + tree_vdot(force, new))
+
+
+def _thermalised(p: PyTree, normal: PyTree, damping: Any, tau: Any) -> PyTree:
+    kept, gained = jnp.exp(-damping), jnp.sqrt(-tau * jnp.expm1(-2 * damping))
+    return jax.tree.map(lambda p, n: kept.astype(p.dtype) * p + gained.astype(p.dtype) * n, p, normal)
+
+
+NEWTON = Motion(_gaussian, _kicked, _thermalised)
+"""A momentum with the law N(0, tau I)."""
+
+
 class Algorithm(NamedTuple):
     """A sampler as a value. `langevin_algorithm` makes one of a Langevin step.
 
@@ -136,6 +170,7 @@ class Algorithm(NamedTuple):
         target_accept: mean acceptance probability that an automatic step size aims at.
         settling_steps: steps for which statistics settle before the position first moves.
         measures: whether a setting besides step size and number of steps follows from curvature.
+        motion: the momentum, or the one of which a Langevin step is one step with a new momentum.
         searches: whether a run starts with a search for the typical set. None: it does if the
             step size or an anchor is learned there.
     """
@@ -159,6 +194,7 @@ class Algorithm(NamedTuple):
     target_accept: float = TARGET_ACCEPTANCE
     settling_steps: int = 1
     measures: bool = False
+    motion: Motion = NEWTON
     searches: bool | None = None
 
 
