@@ -11,7 +11,6 @@ from .algorithms import GGMC, SGHMC, SGNHT, SGRLD, Microcanonical
 from .baselines.adam_sgld import AdamSGLD
 from .baselines.isgd import ISGD
 from .baselines.swag import SWAG
-from .baselines.training import Trained, train
 from .baselines.vsgd import VSGD
 from .kernel import SGKernel, SGState
 from .metrics import (
@@ -26,6 +25,7 @@ from .metrics import (
 from .model.expansion import Expanded
 from .rows.host_rows import HostRows
 from .sampling.schedules import cyclical
+from .warmup.training import Trained, train
 
 if TYPE_CHECKING:
     from .diagnostics.inference_data import to_inference_data

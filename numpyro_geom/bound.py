@@ -21,7 +21,7 @@ from .metrics.base import Metric
 from .metrics.by_site import BySite
 from .model.arrowhead import Layout, find_layout
 from .model.centring import Shares
-from .model.jaxprs import UNKNOWN_TURNS, work
+from .model.jaxprs import UNKNOWN_TURNS, is_deep, work
 from .model.minibatch import Subsampling
 from .model.model import Model, read
 from .model.potential import Potential, function_potential, in_coordinates
@@ -198,6 +198,8 @@ def bind(
         position = jnp.zeros(rng_key.shape[:1]) if batched else one
     if bound.model is not None:
         check_rows(bound.model, one)
+        if bound.point is None and _is_deep(bound.model, one):
+            bound = dataclasses.replace(bound, settings=settings.with_values(deep=True))
     asked = settings.control_variate in (1, 2)
     if asked and num_warmup == 0:
         if init_params is None:
@@ -217,6 +219,12 @@ def bind(
         found = found.with_values(batch_size=None, control_variate=0, metric=metric)
         undecided = ()
     return dataclasses.replace(bound, settings=found, undecided=undecided), position
+
+
+def _is_deep(model: Model, position: PyTree) -> bool:
+    potential, key = model.potential(), jax.random.key(0)
+    rows, _ = jax.eval_shape(lambda k: potential.draw(k, potential.init_stream(k)), key)
+    return is_deep(jax.make_jaxpr(model.energy)(position, rows).jaxpr)
 
 
 def _size(position: PyTree) -> int:
@@ -355,7 +363,9 @@ def _dense_mass(bound: Bound, position: PyTree, num_warmup: int) -> Any:
     size = _size(position)
     # a given step size refers to the parameters as they are
     free = settings.schedule is None and num_warmup > 0
-    if not free or isinstance(settings.metric, BySite):  # one matrix for all would mix the sites
+    if not free or settings.deep:
+        return None
+    if isinstance(settings.metric, BySite):  # one matrix for all would mix the sites
         return None
     if size <= DENSE_LIMIT:
         return True

@@ -48,6 +48,7 @@ from .sampling.algorithm import Algorithm, adapts
 from .sampling.settings import Settings, Validator, documented
 from .sampling.state import DEFAULT_FIELDS, Chain, SGState, StepReport
 from .warmup.start import check_arrival
+from .warmup.training import trained
 
 __all__ = ["Chain", "PyTree", "SGKernel", "SGState", "StepReport"]
 
@@ -208,6 +209,8 @@ class SGKernel(MCMCKernel):
             )
 
         unknown, algorithm = init_params is None, self.algorithm(self.settings)
+        if self.settings.deep and unknown and num_warmup > 0 and self.settings.starts_anywhere:
+            position, unknown = trained(bound.model, key_model, position, single=single), False
 
         def start(rng_key: jax.Array, position: PyTree, shares: Shares) -> SGState:
             one = bound.with_shares(shares) if shares else bound

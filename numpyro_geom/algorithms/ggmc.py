@@ -215,9 +215,7 @@ def trajectory_algorithm(
     )
 
 
-def _init(
-    settings: Settings, position: PyTree, rng_key: jax.Array, motion: Motion
-) -> Momentum:
+def _init(settings: Settings, position: PyTree, rng_key: jax.Array, motion: Motion) -> Momentum:
     """A momentum drawn from its law, and an energy that is not yet known."""
     dtype = jnp.result_type(*jax.tree.leaves(position))
     zero, one = jnp.zeros((), dtype), jnp.ones((), dtype)

@@ -29,7 +29,7 @@ from ..model.model import Model
 from ..model.potential import Potential
 from ..sampling.algorithm import check_noisy
 from ..warmup.lanczos import LANCZOS_STEPS, extreme_eigenvalues
-from .training import start, train
+from ..warmup.training import start, train
 
 MODE_STEPS = 5_000
 """Adam steps to a mode, at a rate that falls from 0.01 along a cosine, without ``init_params``."""

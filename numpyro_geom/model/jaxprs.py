@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from math import prod
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
@@ -124,6 +124,65 @@ def counts_of_scan(params: dict[str, Any]) -> tuple[int, int]:
     params.pop("ft_out")
     consts, carried, _ = map(len, params.pop("ft_in").unpack())
     return consts, carried
+
+
+CONTRACTIONS = ("conv_general_dilated", "dot_general")
+LINEAR = (
+    "add", "broadcast_in_dim", "concatenate", "convert_element_type", "copy", "div", "dynamic_slice",
+    "gather", "mul", "neg", "reshape", "slice", "squeeze", "sub", "transpose",
+)  # fmt: skip
+"""Operations after which an entry of an input is still an entry or a multiple of it."""
+
+
+class Layered(NamedTuple):
+    """What a value has to do with the inputs.
+
+    Attributes:
+        raw: whether its entries are multiples of inputs.
+        layered: whether products of an input with other values are summed up in it.
+    """
+
+    raw: bool
+    layered: bool
+
+
+def is_deep(jaxpr: Jaxpr) -> bool:
+    """Whether sums of products with inputs are multiplied by further inputs, and summed again.
+
+    A network of at least two layers does this. Its units can be exchanged, so that its posterior
+    has many equal modes.
+    """
+    found = []
+    nothing = Layered(False, False)
+
+    def rule(equation: JaxprEqn, given: list[Layered]) -> list[Layered]:
+        name = equation.primitive.name
+        if name in CONTRACTIONS:
+            left, right = given[:2]
+            found.append((left.layered and right.raw) or (right.layered and left.raw))
+            return [Layered(False, True)]
+        layered = any(x.layered for x in given)
+        new = [Layered(name in LINEAR and any(x.raw for x in given) and not layered, layered)]
+        new = new * len(equation.outvars)
+        programs = [*inner(equation)]
+        for program in programs:
+            inputs = given[len(given) - len(program.invars) :]
+            if len(inputs) != len(program.invars):
+                continue
+            for _ in range(2):  # what a loop carries
+                new = followed(program, inputs, rule, nothing)
+                if name == "scan":
+                    consts, carried = counts_of_scan(dict(equation.params))
+                    inputs = [
+                        *inputs[:consts],
+                        *new[:carried],
+                        *inputs[consts + carried :],
+                    ]
+            new = new[: len(equation.outvars)]
+        return new
+
+    followed(jaxpr, [Layered(True, False)] * len(jaxpr.invars), rule, nothing)
+    return any(found)
 
 
 # Programs that run a few times: they are compiled fast, and once for all functions that are equal

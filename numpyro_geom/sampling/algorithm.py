@@ -131,7 +131,9 @@ def _kicked(p: PyTree, force: PyTree, h: Any, tau: Any) -> tuple[PyTree, jax.Arr
 
 def _thermalised(p: PyTree, normal: PyTree, damping: Any, tau: Any) -> PyTree:
     kept, gained = jnp.exp(-damping), jnp.sqrt(-tau * jnp.expm1(-2 * damping))
-    return jax.tree.map(lambda p, n: kept.astype(p.dtype) * p + gained.astype(p.dtype) * n, p, normal)
+    return jax.tree.map(
+        lambda p, n: kept.astype(p.dtype) * p + gained.astype(p.dtype) * n, p, normal
+    )
 
 
 NEWTON = Motion(_gaussian, _kicked, _thermalised)

@@ -94,7 +94,7 @@ class Settings:
         if values.get("gamma", "") is None:
             values["gamma"] = values["metric"].default_gamma
         _check_target(values)
-        self.__dict__.update(values, _names=tuple(arguments))
+        self.__dict__.update(values, _names=tuple(arguments), deep=False)
 
     @property
     def schedule(self) -> Callable[[Any], jax.Array] | None:
@@ -140,6 +140,11 @@ class Settings:
     def layout(self) -> Layout | None:
         """The groups of the parameters, if the scale is structured by them."""
         return self.dense_mass if isinstance(self.dense_mass, Layout) else None
+
+    @property
+    def by_energy(self) -> bool:
+        """Whether the step follows from the error of the energy, because no scale fits."""
+        return self.deep and not self.scales
 
     @property
     def finds_scale(self) -> bool:

@@ -23,13 +23,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax, random
 from jax.flatten_util import ravel_pytree as ravel
 
-from .._util import PyTree, lazy_cond, tree_where
+from .. import _random
+from .._util import PyTree, lazy_cond, tree_axpy, tree_vdot, tree_where
 from ..model.control_variate import Control, replace_anchor
 from ..model.potential import Potential
 from ..model.scale import Scale
-from ..sampling.algorithm import Algorithm, adapts
+from ..sampling.algorithm import Algorithm, adapts, rule_temperature
 from ..sampling.settings import DENSE_LIMIT, Settings
 from ..sampling.state import Adaptation, Chain, SGState, Target
 from .curvature import measure
@@ -205,6 +207,7 @@ def _adapt(
     """Measure the target at a few draws of warm-up; set step size and number of steps."""
     metric = settings.metric
     seen = target.seen(state.control)
+    measuring = due.warming & due.moving if settings.by_energy else due.measuring
 
     def remeasure(
         adaptation: Adaptation,
@@ -218,6 +221,8 @@ def _adapt(
         exact = target.controlled and control.anchor.curvature
         second_order = algorithm.second_order
         plain = target.in_chain(target.potential)
+        if settings.by_energy:
+            return measure_by_energy(seen, chain, algorithm, settings, rng_key, adaptation, state.i)
         found = measure(
             seen if exact else plain,
             chain.position,
@@ -243,7 +248,7 @@ def _adapt(
         return found._replace(step_size_factor=factor.astype(found.step_size_factor.dtype))
 
     adaptation = lazy_cond(
-        due.measuring,
+        measuring,
         remeasure,
         state.adaptation,
         state.chain,
@@ -251,7 +256,7 @@ def _adapt(
         rng_key,
         due.replacing,
     )
-    changes = ~due.first & due.warming | due.measuring
+    changes = ~due.first & due.warming | measuring
     h, rate, dynamics = algorithm.propose(adaptation, state, seen)
     step_size, num_steps = state.step_size, state.num_steps
     if settings.schedule is None:
@@ -265,6 +270,93 @@ def _adapt(
         num_steps=num_steps,
         dynamics=tree_where(changes, dynamics, state.dynamics),
     )
+
+
+ENERGY_VARIANCE = 5.0
+"""Variance of a step's error of the energy per parameter, over tau^2 and the bias tolerance."""
+ENERGY_MOMENTA = 4
+"""Steps with momenta of their own whose errors are measured at once."""
+MOST_ROUNDS = 12
+"""Most step sizes that a measurement of the energy's error tries."""
+
+
+def measure_by_energy(
+    potential: Potential,
+    chain: Chain,
+    algorithm: Algorithm,
+    settings: Settings,
+    rng_key: jax.Array,
+    adaptation: Adaptation,
+    i: jax.Array,
+) -> Adaptation:
+    """Measure the errors of an average parameter, where no scale fits.
+
+    A step that is short enough for the stiffest of many weights does not move a network. So the
+    step is one whose error of the energy has a small variance per parameter, and the noise is a
+    mean over parameters. The curvature is then that of a normal target in which all directions
+    have this step size, and its slowest relaxation is that over the parameters' root mean square.
+    """
+    metric, tau = settings.metric, settings.temperature
+    position, size = chain.position, sum(x.size for x in jax.tree.leaves(chain.position))
+    key_rows, key_momenta, key_noise, key_root = random.split(rng_key, 4)
+    batch = potential.curvature_batch(key_rows)
+
+    def root(x: PyTree) -> PyTree:
+        return metric.apply_inverse_sqrt(chain.metric_state, x)
+
+    def value_and_force(x: PyTree) -> tuple[jax.Array, PyTree]:
+        value, grad = jax.value_and_grad(potential.energy)(x, batch)
+        return value, root(grad)
+
+    value, force = value_and_force(position)
+
+    def error(key: jax.Array, h: jax.Array) -> jax.Array:
+        """Squared error of the energy in one step, for each parameter, over what is allowed."""
+        p = algorithm.motion.draw(key, position, tau)
+        p, begun = algorithm.motion.kick(p, force, h / 2, tau)
+        new, force_there = value_and_force(tree_axpy(h, root(p), position))
+        _, ended = algorithm.motion.kick(p, force_there, h / 2, tau)
+        gap = (new - value + begun + ended) / rule_temperature(tau)
+        return gap**2 / (size * ENERGY_VARIANCE * settings.bias_tolerance)
+
+    def attempt(carry: tuple) -> tuple:
+        k, h, _ = carry
+        keys = random.split(random.fold_in(key_momenta, k), ENERGY_MOMENTA)
+        found = jnp.mean(jax.vmap(error, (0, None))(keys, h))
+        found = jnp.where(jnp.isfinite(found), found, jnp.inf)
+        factor = jnp.clip(found ** (-1 / 6), 0.25, 4.0)  # the error goes as h^3
+        return k + 1, h * factor, (factor < 0.7) | (factor > 1.4)
+
+    t, dtype = settings.bias_tolerance, adaptation.curvature.dtype
+    h = 2 * jnp.sqrt(t / adaptation.curvature)
+    begun = jnp.int32(0), h, jnp.asarray(True)
+    _, h, _ = lax.while_loop(lambda x: x[2] & (x[0] < MOST_ROUNDS), attempt, begun)
+    # means of variances of the energy's error, which go as the third power of the curvature
+    second_half = jnp.maximum(i - adaptation.num_warmup // 2, 0)
+    share = jnp.where(i <= 1, 1, 1 / (2.0 + second_half)).astype(dtype)
+    old = adaptation.curvature
+    curvature = old * (1 + share * ((4 * t / h**2 / old) ** 3 - 1)) ** (1 / 3)
+
+    def noise_of(key: jax.Array) -> jax.Array:
+        two = [
+            root(jax.grad(potential.energy)(position, potential.draw(k, stream)[0]))
+            for k in random.split(key)
+        ]
+        gap = jax.tree.map(jnp.subtract, *two)
+        return tree_vdot(gap, gap) / (2 * size)
+
+    noise = jnp.zeros((), dtype)
+    if not potential.deterministic:
+        stream = potential.init_stream(key_noise)
+        now = jnp.mean(lax.map(noise_of, random.split(key_noise, ENERGY_MOMENTA)))
+        now = algorithm.noise_factor * now.astype(dtype)
+        noise = adaptation.noise + share * (now - adaptation.noise)
+    scaled = root(_random.tree_normal(key_root, position))
+    slowest = tree_vdot(scaled, scaled) / jnp.maximum(
+        tree_vdot(position, position), jnp.finfo(dtype).tiny
+    )
+    slowest = adaptation.slowest + share * (slowest.astype(dtype) - adaptation.slowest)
+    return adaptation._replace(curvature=curvature, flattest=slowest, slowest=slowest, noise=noise)
 
 
 def _move_to_mean(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -23,14 +24,21 @@ from .._checks import (
     check_number,
     check_strategy,
 )
-from .._util import PyTree, tree_where
+from .._util import PyTree, tree_scale, tree_where
 from ..model import minibatch
+from ..model.jaxprs import compiled
 from ..model.minibatch import Subsampling
 from ..model.model import Model, read
 from ..model.start import check_rows, find_start
 
 HELD_OUT = 0.1
 """Share of held-out rows where a batch size is given. They judge the training."""
+TRAINING_ROWS, TRAINING_STEPS, LEARNING_RATE = 64, 20_000, 3e-3
+"""Rows per step, most steps and Adam's learning rate of a chain's own training."""
+LEAST_EPOCHS, MOST_EPOCHS = 10, 1000
+"""Bounds of the passes over the rows in a chain's own training, and of its patience."""
+SHORTENINGS = 8
+"""Lengths of a start that are tried, each half of the one before."""
 VALIDATION_ROWS = 1024
 """Held-out rows per evaluation; larger held-out sets are a multiple of this number."""
 
@@ -153,15 +161,16 @@ def train(
         init_strategy=init_strategy,
     )
     rows, held_out = _split(found.plan, key_split, validation)
-
-    @jax.jit
-    def run(arrays: list, *given: Any) -> tuple:
-        # traced, because large arrays take long to compile as constants
-        model = found.with_arrays(arrays)
-        return _train(model, optimiser, *given, num_epochs=num_epochs, patience=patience)
-
-    keys = random.split(key_train, starts)
-    outcome = run(found.arrays, rows, held_out, position, keys)
+    outcome = _run(
+        found,
+        optimiser,
+        rows,
+        held_out,
+        position,
+        random.split(key_train, starts),
+        num_epochs=num_epochs,
+        patience=patience,
+    )
     best, lowest, best_epoch, losses, judged, done = jax.device_get(outcome)
     lost = ~np.isfinite(lowest)
     if not len(held_out):
@@ -174,6 +183,58 @@ def train(
         )
     result = Trained(best, best_epoch, losses[:, :done], judged[:, :done])
     return result if num_starts is not None else jax.tree.map(lambda x: x[0], result)
+
+
+def trained(model: Model, rng_key: jax.Array, position: PyTree, *, single: bool) -> PyTree:
+    """Where chains on a network start: each after a training of its own, by `train`'s method.
+
+    ``position`` is that of one chain, or of all chains in one pytree, with as many keys.
+    """
+    if single:
+        position, rng_key = jax.tree.map(lambda x: x[None], position), rng_key[None]
+    with contextlib.suppress(ValueError):  # a model whose rows cannot be drawn
+        plan = read(model.fn, model.args, model.kwargs, batch_size=TRAINING_ROWS).plan
+        model = model.replace(plan=plan)
+    plan = model.plan
+    one_plate = len(plan.batch_sizes) == 1 and not plan.local_axes
+    rows, held_out = _split(plan, random.fold_in(rng_key[0], 1), HELD_OUT if one_plate else 0.0)
+    epochs = max(LEAST_EPOCHS, min(MOST_EPOCHS, TRAINING_STEPS // plan.steps_per_epoch))
+    best, lowest, *_ = _run(
+        model,
+        optax.adam(LEARNING_RATE),
+        rows,
+        held_out,
+        shortened(model, position),
+        jax.vmap(lambda key: random.fold_in(key, 2))(rng_key),
+        num_epochs=epochs,
+        patience=max(LEAST_EPOCHS, epochs // 10),
+    )
+    best = jax.vmap(tree_where)(jnp.isfinite(lowest), best, position)
+    return jax.tree.map(lambda x: x[0], best) if single else best
+
+
+def shortened(model: Model, position: PyTree) -> PyTree:
+    """Positions of several starts, each as near to 0 as gives it the lowest energy.
+
+    NumPyro's starts in (-2, 2) are for parameters of order one. A sum of many products is as much
+    longer as it has terms, and a network multiplies several of such sums.
+    """
+    potential = model.potential()
+
+    def one(position: PyTree) -> PyTree:
+        rows = potential.curvature_batch(random.key(0))
+        lengths = 0.5 ** jnp.arange(SHORTENINGS)
+        energies = lax.map(
+            lambda length: potential.energy(tree_scale(length, position), rows), lengths
+        )
+        energies = jnp.where(jnp.isfinite(energies), energies, jnp.inf)
+        return tree_scale(lengths[jnp.argmin(energies)], position)
+
+    return compiled(jax.vmap(one), position)
+
+
+def _run(model: Model, optimiser: optax.GradientTransformation, *given: Any, **how: int) -> tuple:
+    return compiled(lambda *given: _train(model, optimiser, *given, **how), *given)
 
 
 def start(
@@ -199,6 +260,8 @@ def start(
             "support is more than a point"
         )
     check_rows(model, one)
+    if init_params is None and batched:
+        position = shortened(model, position)
     return model, position
 
 
