@@ -42,6 +42,10 @@ from ..sampling.state import Adaptation, SGState
 MOST_FRICTION = 1.0
 """Largest gamma h of ``friction="auto"``. If noise needs more friction, the step shrinks."""
 
+STIFF_FRICTION = 20.0
+"""Friction of a network in units of the square root of lam_min. Less lets the momentum of a Gaussian
+law leave the mass at stiff places, where it gains energy."""
+
 num_steps = partial(num_steps_from, draw_length=1.0)
 """Steps per draw under ``num_steps="auto"``."""
 
@@ -106,6 +110,7 @@ def momentum_algorithm(
             settings.temperature,
             None if schedule is None else schedule(state.steps_taken),
             settings.given_friction,
+            STIFF_FRICTION if settings.by_energy and fields["motion"] is NEWTON else 1.0,
         )
         dynamics = state.dynamics
         return h, rate, follow(dynamics, friction.astype(dynamics.friction.dtype))
@@ -120,7 +125,7 @@ def momentum_algorithm(
         )
         return 0 * part, part, text + remark
 
-    fields = {"at_rest": at_rest, **others}
+    fields = {"at_rest": at_rest, "motion": NEWTON, **others}
     return Algorithm(
         propose=propose,
         step=step,
@@ -139,6 +144,7 @@ def momentum_rule(
     temperature: float,
     given_step: jax.Array | None,
     given_friction: jax.Array | float | None,
+    least_friction: float = 1.0,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Step size, friction, and relaxation rate per unit of step size.
 
@@ -146,7 +152,8 @@ def momentum_rule(
     s, so the error on a Gaussian stays within the tolerance. An automatic friction is
     sqrt(lam_min), or as much more as noise needs. sqrt(lam_min) is half of the critical friction of
     the slowest direction. Draws are most effective there: autocorrelation times of theta fall with
-    the friction, and autocorrelation times of theta^2 have their minimum there. If noise needs more
+    the friction, and autocorrelation times of theta^2 have their minimum there. It is
+    ``least_friction`` times this where stiff places would throw a momentum out. If noise needs more
     than `MOST_FRICTION`, or more than a given friction, the step shrinks.
     """
     tau = rule_temperature(temperature)
@@ -168,7 +175,8 @@ def momentum_rule(
         h = given_step
     if given_friction is None:
         damping = jnp.minimum(noise * h**2, most)
-        friction = jnp.maximum(jnp.sqrt(adaptation.slowest), 2 * jnp.arctanh(damping) / h)
+        least = least_friction * jnp.sqrt(adaptation.slowest)
+        friction = jnp.maximum(least, 2 * jnp.arctanh(damping) / h)
         friction = jnp.minimum(friction, MOST_FRICTION / h)
     else:
         friction = jnp.asarray(given_friction, h.dtype)

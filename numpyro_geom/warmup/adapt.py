@@ -31,7 +31,7 @@ from .._util import PyTree, lazy_cond, tree_axpy, tree_vdot, tree_where
 from ..model.control_variate import Control, replace_anchor
 from ..model.potential import Potential
 from ..model.scale import Scale
-from ..sampling.algorithm import Algorithm, adapts, rule_temperature
+from ..sampling.algorithm import Algorithm, adapts, num_steps_from, rule_temperature
 from ..sampling.settings import DENSE_LIMIT, Settings
 from ..sampling.state import Adaptation, Chain, SGState, Target
 from .curvature import measure
@@ -263,6 +263,11 @@ def _adapt(
         step_size = jnp.where(changes, h, step_size).astype(step_size.dtype)
     if settings.given_num_steps is None:
         steps = algorithm.num_steps(rate, step_size, seen)
+        if settings.by_energy:
+            h = 2 * jnp.sqrt(settings.bias_tolerance / adaptation.curvature)
+            steps = num_steps_from(
+                jnp.sqrt(adaptation.slowest), h, draw_length=NETWORK_DRAW_LENGTH
+            )
         num_steps = jnp.where(due.first, num_steps, steps)
     return state._replace(
         adaptation=adaptation,
@@ -274,6 +279,8 @@ def _adapt(
 
 ENERGY_VARIANCE = 5.0
 """Variance of a step's error of the energy per parameter, over tau^2 and the bias tolerance."""
+NETWORK_DRAW_LENGTH = 0.1
+"""Steps of a draw times their length, in root mean squares of the parameters of a network."""
 ENERGY_MOMENTA = 4
 """Steps with momenta of their own whose errors are measured at once."""
 MOST_ROUNDS = 12
