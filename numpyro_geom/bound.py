@@ -41,6 +41,9 @@ from .warmup.start import (
 
 CHOSEN = ("batch_size", "control_variate")
 """Arguments whose automatic values are chosen by measurement."""
+NETWORK_GRADIENTS = 100
+"""Gradients on all rows of a network that must cost no more than `FEW_OPERATIONS`, so that a step
+takes all rows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,6 +214,8 @@ def bind(
     number = USUAL_ROUNDS * ROUND_STEPS + USUAL_STEPS * 2 * num_warmup
     number /= GRADIENTS[int(found.control_variate)]
     cheap = set(undecided) == set(CHOSEN) and _is_cheap(bound, one, number)
+    if rows and found.deep and settings.batch_size == "auto":  # noise limits a network's steps
+        cheap = _is_cheap(bound, one, NETWORK_GRADIENTS)
     free = settings.batch_size == "auto" and settings.control_variate in ("auto", 0)
     if cheap or (trajectory and free and rows and not undecided):
         plan = dataclasses.replace(bound.model.plan, batch_sizes={})  # type: ignore[union-attr]

@@ -24,36 +24,36 @@ from .sghmc import baoab_step
 class Microcanonical(SGKernel):
     """Microcanonical Langevin dynamics with minibatch gradients.
 
-    The momentum has the constant length |p|^2 = tau D, and gradients turn its direction u = p / |p|
-    towards - A^{1/2} grad U. So a chain moves at constant speed, and a place of large gradients does
-    not throw it out. One step, with e = - A^{1/2} grad Uhat / r, r = |A^{1/2} grad Uhat|,
-    q = h (tau D)^{1/2} r / (tau (D - 1)), z = exp(-q), a = u . e and xi standard normal::
+    The momentum has the constant length |p|^2 = tau D, and gradients turn its direction
+    u = p / |p|. So a chain moves at constant speed, and a place of large gradients does not throw
+    it out. One step, with g = A^{1/2} grad Uhat, e = - g / |g|, q = h (D / tau)^{1/2} |g| / (D - 1),
+    z = exp(-q), a = u . e and xi standard normal::
 
         u <- [e (1 - z) (1 + z + a (1 - z)) + 2 z u] / |...|      (the exact flow for a time h)
         theta <- theta + (h / 2) A^{1/2} p
-        p <- [c p + sqrt((1 - c^2) tau) xi],   scaled to its length,   c = exp(-gamma h)
+        p <- c p + sqrt((1 - c^2) tau) xi,  scaled to its length,    c = exp(-gamma h)
         theta <- theta + (h / 2) A^{1/2} p
 
-    Invariant distribution as h -> 0: exp(-U / tau) for theta and a uniform direction, whatever
-    minibatch noise is alike in all directions does to u. At a finite h it is biased, as that of
-    `SGHMC`, and ``"auto"`` uses the same rules. With ``adjusted=True`` a draw is one trajectory with
-    the acceptance test of `GGMC`: exact, with minibatches too.
+    Invariant distribution as h -> 0: exp(-U / tau) for theta, and a uniform direction. At a finite
+    h it is biased as `SGHMC` is, and ``"auto"`` uses the same rules. For large D its dynamics are
+    those of `SGHMC`, except where gradients are large. With ``adjusted=True`` a draw is a
+    trajectory with the acceptance test of `GGMC`: it is exact, with minibatches too.
 
-    Choose it for networks and other targets with stiff places; on posteriors that are about normal
+    Choose it for networks and other targets with stiff places. On posteriors that are about normal
     it does what `SGHMC` does. Cost per step: one minibatch gradient.
 
     Args:
-        step_size: ``"auto"``, a number h, or a schedule. A step moves the position by h (tau D)^{1/2}
-            in the metric, which is the step size of most other programs.
-        friction: gamma in units of 1 / h, or ``"auto"``. The direction is forgotten over the length
-            (tau D)^{1/2} / gamma.
+        step_size: ``"auto"``, a number h, or a schedule. The step size of most other programs is
+            the length of a step, h (tau D)^{1/2}.
+        friction: gamma in units of 1 / h, or ``"auto"``. The chain forgets its direction over the
+            length (tau D)^{1/2} / gamma.
         adjusted: whether a draw is a trajectory with an acceptance test.
         temperature: tau, above 0.
 
     Raises:
         TypeError: for arguments of the wrong type.
-        ValueError: for values out of range, and for a model with a single parameter, where there is
-            no direction to turn.
+        ValueError: for values out of range, and for a model with one parameter, where there is no
+            direction to turn.
 
     Examples:
         >>> import jax, numpyro
@@ -71,12 +71,12 @@ class Microcanonical(SGKernel):
         True
 
     References:
-        Robnik, De Luca, Silverstein, Seljak, "Microcanonical Hamiltonian Monte Carlo", JMLR 2023, and
+        Robnik, De Luca, Silverstein, Seljak, "Microcanonical Hamiltonian Monte Carlo", JMLR 2023;
         Robnik, Seljak, "Fluctuation without dissipation: Microcanonical Langevin Monte Carlo", 2024
         (the dynamics). Robnik, Cohn-Gordon, Seljak, "Metropolis adjusted microcanonical Hamiltonian
-        Monte Carlo", 2025 (the acceptance test). Sommer et al., "pSMILE", ICML 2026 (minibatches).
-        Deviations: the momentum is refreshed between two half-steps of the position, so that a step
-        needs one gradient; h and gamma are those of `SGHMC`, whose dynamics it is for large D.
+        Monte Carlo", 2025 (the acceptance test). Deviations: the momentum is refreshed between two
+        half-steps of the position, so that a step needs one gradient; h and gamma are those of
+        `SGHMC`; the acceptance test takes a trajectory with partial refreshments and minibatches.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class Microcanonical(SGKernel):
         super().__init__(locals(), {"adjusted": check_flag}, gamma="frozen")
         if self.settings.temperature == 0:
             raise ValueError(
-                "temperature must be above 0 with Microcanonical, got 0: its momentum would have no "
-                "length. Use SGHMC(temperature=0) for a damped descent"
+                "temperature must be above 0 with Microcanonical, got 0: its momentum would have "
+                "no length. Use SGHMC(temperature=0) for a damped descent"
             )
 
     def algorithm(self, settings: Settings) -> Algorithm:

@@ -43,8 +43,8 @@ MOST_FRICTION = 1.0
 """Largest gamma h of ``friction="auto"``. If noise needs more friction, the step shrinks."""
 
 STIFF_FRICTION = 20.0
-"""Friction of a network in units of the square root of lam_min. Less lets the momentum of a Gaussian
-law leave the mass at stiff places, where it gains energy."""
+"""Friction of a network in units of the square root of lam_min. With less, a momentum of a Gaussian
+law gains energy at stiff places, and leaves the mass."""
 
 num_steps = partial(num_steps_from, draw_length=1.0)
 """Steps per draw under ``num_steps="auto"``."""

@@ -73,6 +73,7 @@ def facts_of(
         these entries, each only if it applies:
 
         - ``num_data``, ``plate_sizes`` and ``batch_sizes`` of a model with plates;
+        - ``network``: that the model is a network, whose weights can be exchanged;
         - ``undone``: share of a chain's draws with steps that were undone;
         - ``gradients`` and ``passes``: gradients, and passes over the data, of a chain;
         - ``target_accept``;
@@ -118,7 +119,9 @@ def facts_of(
         found["target_accept"] = algorithm.target_accept
     if (lag := metric_lag(settings, algorithm, last)) is not None:
         found["metric_lag"] = lag
-    if is_measured(kernel, last):
+    if settings.deep:
+        text["network"] = "judged by its predictions"
+    if is_measured(kernel, last) and not settings.by_energy:
         rate = _by_chain(algorithm.rate(adaptation.slowest, dynamics))
         names = {"lam_H": "curvature", "lam_C": "noise", "lam_min": "slowest"}
         found |= {name: getattr(adaptation, x) for name, x in names.items()}
@@ -129,7 +132,7 @@ def facts_of(
             parts = algorithm.bias(*measured, h.mean(1), dynamics)
             found["bias_discretisation"], found["bias_noise"], text["bias_terms"] = parts
             del text["bias_note"]
-    elif not text["bias_note"]:
+    elif not text["bias_note"]:  # a network has its own
         text["bias_note"] = (
             "not measured, because step_size and num_steps are both given (num_steps='auto' "
             "measures it, and the relaxation time)"
@@ -166,6 +169,11 @@ def without_bias(kernel: Any) -> str:
     """Why the step size of a kernel has no such bias; empty if it has one."""
     if kernel.facts.adjusted:
         return "none, steps are Metropolis-adjusted"
+    if kernel.settings.by_energy:
+        return (
+            "not known for each parameter: the step is the one whose error of the energy has a "
+            "small variance per parameter, and errors of predictions are smaller"
+        )
     if kernel.settings.temperature == 0:
         return "temperature 0: the draws are the path of an optimiser, not of a posterior"
     if kernel.facts.bias is None:

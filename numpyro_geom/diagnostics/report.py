@@ -6,12 +6,16 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import xarray as xr
+from jax import lax
 from numpyro.infer import MCMC
 
 from .._checks import check_flag, check_number
+from .._numpyro import states_of
 from .checks import CHECKS, Check, checks_of
-from .draws import LEAST_PER_CHAIN, Arrays, check_run, chosen, group_of, mixing_of
+from .draws import LEAST_PER_CHAIN, Arrays, check_run, chosen, evenly, group_of, host, mixing_of
 from .facts import Run
 from .inference_data import run_of_mcmc, targets_model
 from .moments import gradients_at_draws, moment_errors
@@ -146,7 +150,8 @@ def diagnose(
             ``gradients=True`` it includes the checks of moments); or any other InferenceData or
             DataTree with a ``posterior`` group.
         var_names: names of the variables of ``posterior`` for R-hat and effective sample sizes;
-            None for all.
+            None for all. Weights of a network can be exchanged, so None then judges the densities
+            of 64 rows in their place.
         gradients: if True, and ``source`` is an MCMC, evaluate the gradient on all rows at the
             draws, for the checks of moments. It costs one pass over the data per draw, and some
             for lines between draws. One gradient is timed. All of them take at most ten seconds;
@@ -204,6 +209,8 @@ def diagnose(
     if seconds is not None:
         seconds = check_number("seconds", seconds, above=0.0)
     judged: Any = run.draws
+    if var_names is None and run.facts.get("network"):
+        judged = energies_of_rows(source) if isinstance(source, MCMC) else {}
     if var_names is not None:
         judged = {n: judged[n] for n in chosen(var_names, judged, "the posterior")}
     moments = moment_errors(arrays, run.temperature)
@@ -214,13 +221,33 @@ def diagnose(
 
 def _gradients(mcmc: MCMC, run: Run) -> tuple[Arrays, dict[str, Any]]:
     model = model_of(mcmc)
-    if model is None or not targets_model(mcmc):
+    if model is None or not targets_model(mcmc) or run.facts.get("network"):
         return {}, {}
     summed = summed_out(model, run.draws)
     draws = [run.draws.get(name) for name in model.of_kind("latent") if name not in summed]
     if not draws or not all(x is not None and x.dtype.kind == "f" for x in draws):
         return {}, {}
     return gradients_at_draws(model, run.draws, least_draws=LEAST_PER_CHAIN)
+
+
+ROWS_JUDGED = 64
+"""Rows whose densities stand for what a network predicts."""
+
+
+def energies_of_rows(mcmc: MCMC) -> Arrays:
+    """Minus the log density of some rows at each draw: what a network predicts, in one number."""
+    model: Any = model_of(mcmc)
+    plates = [plate for s in model.plan.sites if s.observed for plate, _ in s.plates]
+    if not plates or not hasattr(mcmc.sampler, "facts"):
+        return {}
+    size = model.plan.sizes[plates[0]]
+    rows = {plates[0]: jnp.asarray(evenly(size, ROWS_JUDGED), jnp.int32)}
+
+    def energies(z: Any) -> jax.Array:
+        return model.row_energies(z, plates[0], rows)
+
+    states: Any = states_of(mcmc)
+    return {"density of row": host(jax.jit(lambda z: lax.map(jax.vmap(energies), z))(states["z"]))}
 
 
 def _check_container(source: Any) -> None:

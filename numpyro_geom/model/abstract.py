@@ -34,6 +34,8 @@ def abstract_trace(
     return dict(record.trace), plates
 
 
-def with_start(model: Callable) -> Callable:
+def with_start(model: Callable, seed: int = 0) -> Callable:
     """The model with given values of its latent sites."""
-    return handlers.substitute(handlers.seed(model, random.key(0)), substitute_fn=init_to_uniform())
+    return handlers.substitute(
+        handlers.seed(model, random.key(seed)), substitute_fn=init_to_uniform()
+    )

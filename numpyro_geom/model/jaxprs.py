@@ -128,8 +128,8 @@ def counts_of_scan(params: dict[str, Any]) -> tuple[int, int]:
 
 CONTRACTIONS = ("conv_general_dilated", "dot_general")
 LINEAR = (
-    "add", "broadcast_in_dim", "concatenate", "convert_element_type", "copy", "div", "dynamic_slice",
-    "gather", "mul", "neg", "reshape", "slice", "squeeze", "sub", "transpose",
+    "add", "broadcast_in_dim", "concatenate", "convert_element_type", "copy", "div",
+    "dynamic_slice", "gather", "mul", "neg", "reshape", "slice", "squeeze", "sub", "transpose",
 )  # fmt: skip
 """Operations after which an entry of an input is still an entry or a multiple of it."""
 
@@ -157,29 +157,22 @@ def is_deep(jaxpr: Jaxpr) -> bool:
 
     def rule(equation: JaxprEqn, given: list[Layered]) -> list[Layered]:
         name = equation.primitive.name
+        layered = any(x.layered for x in given)
+        new = Layered(name in LINEAR and any(x.raw for x in given) and not layered, layered)
         if name in CONTRACTIONS:
             left, right = given[:2]
             found.append((left.layered and right.raw) or (right.layered and left.raw))
-            return [Layered(False, True)]
-        layered = any(x.layered for x in given)
-        new = [Layered(name in LINEAR and any(x.raw for x in given) and not layered, layered)]
-        new = new * len(equation.outvars)
-        programs = [*inner(equation)]
-        for program in programs:
+            new = Layered(False, True)
+        results = [new] * len(equation.outvars)
+        for program in inner(equation):
             inputs = given[len(given) - len(program.invars) :]
-            if len(inputs) != len(program.invars):
-                continue
-            for _ in range(2):  # what a loop carries
-                new = followed(program, inputs, rule, nothing)
-                if name == "scan":
+            if len(inputs) == len(program.invars):  # not if it has inputs of its own
+                results = followed(program, inputs, rule, nothing)[: len(results)]
+                if name == "scan":  # what the first turn carries to the second
                     consts, carried = counts_of_scan(dict(equation.params))
-                    inputs = [
-                        *inputs[:consts],
-                        *new[:carried],
-                        *inputs[consts + carried :],
-                    ]
-            new = new[: len(equation.outvars)]
-        return new
+                    inputs[consts : consts + carried] = results[:carried]
+                    results = followed(program, inputs, rule, nothing)
+        return results
 
     followed(jaxpr, [Layered(True, False)] * len(jaxpr.invars), rule, nothing)
     return any(found)

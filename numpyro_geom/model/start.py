@@ -17,14 +17,14 @@ from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from numpyro.infer.initialization import init_to_value
 from numpyro.infer.util import constrain_fn, initialize_model, transform_fn, unconstrain_fn
 
-from .._checks import check_wide_enough
+from .._checks import check_wide_enough, warn_outside
 from .._numpyro import validates
 from .._util import PyTree, all_finite, at_once, in_trace, is_traced
 from . import minibatch
 from .abstract import with_start
 from .bad_rows import check_finite, listed
 from .jaxprs import compiled
-from .minibatch import SubsamplePlates
+from .minibatch import RNG_KEY, SubsamplePlates
 from .model import Model
 from .plates import warn_of_deterministic
 
@@ -36,9 +36,10 @@ def with_params(model: Model, rows: Mapping[str, jax.Array]) -> Model:
     """
     if not model.plan.has_params:
         return model
-    seen = SubsamplePlates(model.fn, rows if model.on_host else {})
+    rows = dict(rows) if model.on_host else {}
+    seen = [SubsamplePlates(model.fn, keys | rows) for keys in ({}, {RNG_KEY: random.key(1)})]
     return model.replace(
-        fixed=_param_values(seen, model.args, model.kwargs, model.plan.idle_params)
+        fixed=_param_values(*seen, model.args, model.kwargs, model.plan.idle_params)
     )
 
 
@@ -215,13 +216,19 @@ def _inside(fn: Any, value: Any) -> jax.Array:
 
 
 def _param_values(
-    model: Callable, args: tuple, kwargs: dict, idle: tuple[str, ...]
+    model: Callable, again: Callable, args: tuple, kwargs: dict, idle: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Values of ``param`` and ``mutable`` sites, the same for all chains; zeros for idle sites."""
+    """Values of ``param`` and ``mutable`` sites, the same for all chains; zeros for idle sites.
 
-    def values(only_idle: bool) -> dict[str, Any]:
+    ``again`` is the model with other keys.
+
+    Warns:
+        UserWarning: for values that depend on the keys.
+    """
+
+    def values(only_idle: bool, seed: int = 0) -> dict[str, Any]:
         # without a draw from a prior: it may be improper
-        trace = handlers.trace(with_start(model)).get_trace(*args, **kwargs)
+        trace = handlers.trace(with_start((model, again)[seed], seed)).get_trace(*args, **kwargs)
         kept = {n: s["value"] for n, s in trace.items() if s["type"] in ("param", "mutable")}
         return {n: x for n, x in kept.items() if (n in idle) == only_idle}
 
@@ -230,8 +237,19 @@ def _param_values(
         fixed = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), unused)
         if not used:
             return fixed
-        by_now = is_traced((args, kwargs))
-        return fixed | (values(False) if by_now else compiled(partial(values, False)))
+        if is_traced((args, kwargs)):
+            return fixed | values(False)
+        found, other = compiled(lambda: (values(False), values(False, 1)))
+    same = jax.tree.map(lambda x, y: bool(np.array_equal(x, y, equal_nan=True)), found, other)
+    if by_chance := sorted(name for name, x in same.items() if not all(jax.tree.leaves(x))):
+        warn_outside(
+            f"the param sites {by_chance} stay at random first values, because chains move sample "
+            "sites only: expected trained values. Pass handlers.substitute(model, data=params) "
+            "with the params of a finished SVI (guide AutoDelta), or give the sites priors, as "
+            "random_flax_module does",
+            UserWarning,
+        )
+    return fixed | found
 
 
 def _as_position(

@@ -265,9 +265,7 @@ def _adapt(
         steps = algorithm.num_steps(rate, step_size, seen)
         if settings.by_energy:
             h = 2 * jnp.sqrt(settings.bias_tolerance / adaptation.curvature)
-            steps = num_steps_from(
-                jnp.sqrt(adaptation.slowest), h, draw_length=NETWORK_DRAW_LENGTH
-            )
+            steps = num_steps_from(jnp.sqrt(adaptation.slowest), h, draw_length=NETWORK_DRAW_LENGTH)
         num_steps = jnp.where(due.first, num_steps, steps)
     return state._replace(
         adaptation=adaptation,
@@ -279,7 +277,7 @@ def _adapt(
 
 ENERGY_VARIANCE = 5.0
 """Variance of a step's error of the energy per parameter, over tau^2 and the bias tolerance."""
-NETWORK_DRAW_LENGTH = 0.1
+NETWORK_DRAW_LENGTH = 0.25
 """Steps of a draw times their length, in root mean squares of the parameters of a network."""
 ENERGY_MOMENTA = 4
 """Steps with momenta of their own whose errors are measured at once."""

@@ -33,7 +33,7 @@ from ..model.start import check_rows, find_start
 
 HELD_OUT = 0.1
 """Share of held-out rows where a batch size is given. They judge the training."""
-TRAINING_ROWS, TRAINING_STEPS, LEARNING_RATE = 64, 20_000, 3e-3
+TRAINING_ROWS, TRAINING_STEPS, LEARNING_RATE = 64, 40_000, 3e-3
 """Rows per step, most steps and Adam's learning rate of a chain's own training."""
 LEAST_EPOCHS, MOST_EPOCHS = 10, 1000
 """Bounds of the passes over the rows in a chain's own training, and of its patience."""
