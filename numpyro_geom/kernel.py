@@ -209,7 +209,8 @@ class SGKernel(MCMCKernel):
             )
 
         unknown, algorithm = init_params is None, self.algorithm(self.settings)
-        if self.settings.deep and unknown and num_warmup > 0 and self.settings.starts_anywhere:
+        trains = bound.settings.deep and bound.settings.starts_anywhere and num_warmup > 0
+        if bound.model is not None and trains and unknown:
             position, unknown = trained(bound.model, key_model, position, single=single), False
 
         def start(rng_key: jax.Array, position: PyTree, shares: Shares) -> SGState:

@@ -204,7 +204,7 @@ def test_chains_start_trained_and_stay_in_the_mass(finished):
 def test_networks_are_judged_by_densities_of_rows(finished):
     report = diagnose(finished)
     mixing = next(c for c in report.checks if c.name == "R-hat")
-    assert mixing.where.startswith("density of row")
+    assert mixing.where.startswith("density of y")
     weights = diagnose(finished, var_names=["net/Dense_0.kernel"])
     worst = next(c for c in weights.checks if c.name == "R-hat")
     assert worst.value > mixing.value  # units of a layer can be exchanged

@@ -26,8 +26,8 @@ class Microcanonical(SGKernel):
 
     The momentum has the constant length |p|^2 = tau D, and gradients turn its direction
     u = p / |p|. So a chain moves at constant speed, and a place of large gradients does not throw
-    it out. One step, with g = A^{1/2} grad Uhat, e = - g / |g|, q = h (D / tau)^{1/2} |g| / (D - 1),
-    z = exp(-q), a = u . e and xi standard normal::
+    it out. One step, with g = A^{1/2} grad Uhat, e = - g / |g|, z = exp(-q),
+    q = h (D / tau)^{1/2} |g| / (D - 1), a = u . e and xi standard normal::
 
         u <- [e (1 - z) (1 + z + a (1 - z)) + 2 z u] / |...|      (the exact flow for a time h)
         theta <- theta + (h / 2) A^{1/2} p

@@ -77,12 +77,16 @@ def observed_values(model: Model) -> Arrays:
     return {name: host(x) for name, x in values(model.arrays).items()}
 
 
-def pointwise_log_prob(model: Model, draws: Arrays, names: list[str]) -> Arrays:
-    """Pointwise log likelihood of sites, on all rows, for some draws at a time."""
+def pointwise_log_prob(
+    model: Model, draws: Arrays, names: list[str], rows: Mapping[str, Any] | None = None
+) -> Arrays:
+    """Pointwise log likelihood of sites, on all rows or some, for some draws at a time."""
 
     @jax.jit
     def log_prob(arrays: list, draws: Arrays) -> dict[str, jax.Array]:
-        return jax.vmap(lambda draw: model.with_arrays(arrays).log_prob(draw, {}, names))(draws)
+        return jax.vmap(lambda draw: model.with_arrays(arrays).log_prob(draw, rows or {}, names))(
+            draws
+        )
 
     num_draws = next(iter(draws.values())).shape[0]
     whole = jax.eval_shape(log_prob, model.arrays, draws)

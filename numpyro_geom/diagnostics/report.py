@@ -6,20 +6,18 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
+import numpy as np
 import xarray as xr
-from jax import lax
 from numpyro.infer import MCMC
 
 from .._checks import check_flag, check_number
-from .._numpyro import states_of
 from .checks import CHECKS, Check, checks_of
-from .draws import LEAST_PER_CHAIN, Arrays, check_run, chosen, evenly, group_of, host, mixing_of
+from .draws import LEAST_PER_CHAIN, Arrays, check_run, chosen, evenly, group_of, mixing_of
 from .facts import Run
 from .inference_data import run_of_mcmc, targets_model
 from .moments import gradients_at_draws, moment_errors
-from .replay import model_of, summed_out
+from .replay import latent_draws, model_of, pointwise_log_prob, summed_out
 from .table import FLAGGED, Printed, Row
 
 UNDECIDED = "?"
@@ -210,7 +208,7 @@ def diagnose(
         seconds = check_number("seconds", seconds, above=0.0)
     judged: Any = run.draws
     if var_names is None and run.facts.get("network"):
-        judged = energies_of_rows(source) if isinstance(source, MCMC) else {}
+        judged = densities_of_rows(source, run) if isinstance(source, MCMC) else {}
     if var_names is not None:
         judged = {n: judged[n] for n in chosen(var_names, judged, "the posterior")}
     moments = moment_errors(arrays, run.temperature)
@@ -234,20 +232,17 @@ ROWS_JUDGED = 64
 """Rows whose densities stand for what a network predicts."""
 
 
-def energies_of_rows(mcmc: MCMC) -> Arrays:
-    """Minus the log density of some rows at each draw: what a network predicts, in one number."""
+def densities_of_rows(mcmc: MCMC, run: Run) -> Arrays:
+    """Log densities of some rows at each draw: what a network predicts, in one number."""
     model: Any = model_of(mcmc)
-    plates = [plate for s in model.plan.sites if s.observed for plate, _ in s.plates]
-    if not plates or not hasattr(mcmc.sampler, "facts"):
+    sites = [s for s in model.plan.sites if s.observed and s.plates]
+    plates = {plate: model.plan.sizes[plate] for s in sites for plate, _ in s.plates}
+    rows = {p: jnp.asarray(evenly(size, ROWS_JUDGED), jnp.int32) for p, size in plates.items()}
+    if not rows:
         return {}
-    size = model.plan.sizes[plates[0]]
-    rows = {plates[0]: jnp.asarray(evenly(size, ROWS_JUDGED), jnp.int32)}
-
-    def energies(z: Any) -> jax.Array:
-        return model.row_energies(z, plates[0], rows)
-
-    states: Any = states_of(mcmc)
-    return {"density of row": host(jax.jit(lambda z: lax.map(jax.vmap(energies), z))(states["z"]))}
+    draws, (chains, count) = latent_draws(model, run.draws), np.shape(run.stats["diverging"])
+    found = pointwise_log_prob(model, draws, [s.name for s in sites], rows)
+    return {f"density of {n}": x.reshape((chains, count, -1)) for n, x in found.items()}
 
 
 def _check_container(source: Any) -> None:

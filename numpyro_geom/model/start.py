@@ -37,9 +37,10 @@ def with_params(model: Model, rows: Mapping[str, jax.Array]) -> Model:
     if not model.plan.has_params:
         return model
     rows = dict(rows) if model.on_host else {}
-    seen = [SubsamplePlates(model.fn, keys | rows) for keys in ({}, {RNG_KEY: random.key(1)})]
+    seen = SubsamplePlates(model.fn, rows)
+    again = SubsamplePlates(model.fn, {RNG_KEY: random.key(1)} | rows)
     return model.replace(
-        fixed=_param_values(*seen, model.args, model.kwargs, model.plan.idle_params)
+        fixed=_param_values(seen, again, model.args, model.kwargs, model.plan.idle_params)
     )
 
 

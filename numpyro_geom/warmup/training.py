@@ -233,7 +233,7 @@ def shortened(model: Model, position: PyTree) -> PyTree:
     return compiled(jax.vmap(one), position)
 
 
-def _run(model: Model, optimiser: optax.GradientTransformation, *given: Any, **how: int) -> tuple:
+def _run(model: Model, optimiser: optax.GradientTransformation, *given: Any, **how: Any) -> tuple:
     return compiled(lambda *given: _train(model, optimiser, *given, **how), *given)
 
 
