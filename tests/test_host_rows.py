@@ -231,7 +231,8 @@ def test_parameters_are_found_from_some_rows():
 
     source, kernels = Broken(X), [SGRLD(with_param, **FIXED) for _ in range(2)]
     for kernel, data in zip(kernels, ((HostRows(source), HostRows(Y)), (X, Y)), strict=True):
-        kernel.init(random.key(0), 0, None, data, {})
+        with pytest.warns(UserWarning, match="stay at random first values"):
+            kernel.init(random.key(0), 0, None, data, {})
     assert_same(kernels[0].bound.model.fixed, kernels[1].bound.model.fixed)
     # the parameters and the start need a batch, and the trial of rows a few more
     assert max(np.size(rows) for rows in source.reads) <= trial.MOST_ROWS < N

@@ -140,7 +140,7 @@ def unmeasured() -> MCMC:
 
 def subsampling_model(y: jax.Array) -> None:
     mu = numpyro.sample("mu", dist.Normal(0, 1))
-    shift = numpyro.param("shift", lambda key: 5 + random.normal(key))
+    shift = numpyro.param("shift", 5.5)
     with numpyro.plate("data", y.shape[0], subsample_size=10) as i:
         numpyro.sample("y", dist.Normal(mu + shift, 1), obs=y[i])
 

@@ -262,7 +262,8 @@ def test_only_params_that_nothing_depends_on_are_not_computed() -> None:
             numpyro.sample("x", dist.Normal(b, scale), obs=x[i])
 
     kernel = SGRLD(model, batch_size=2, step_size=1e-3)
-    state = kernel.init(random.key(0), 0, None, (X[:, 0],), {})
+    with pytest.warns(UserWarning, match=r"param sites \['shift'\] stay at random"):
+        state = kernel.init(random.key(0), 0, None, (X[:, 0],), {})
     assert kernel.plan.idle_params == ("weights",)
     sites = kernel.postprocess_fn((X[:, 0],), {})(state.z)
     shift = float(sites["shifted"] - sites["b"])

@@ -77,6 +77,7 @@ def test_it_ends_where_held_out_rows_are_most_probable() -> None:
     inputs = jnp.asarray(rng.normal(size=(80, 100)), jnp.float32)
     y = jnp.asarray(inputs[:, 0] + 2 * rng.normal(size=80), jnp.float32)
     settings: dict[str, Any] = {"batch_size": 16, "optimiser": optax.adam(0.01), "validation": 0.25}
+    settings["init_params"] = {"w": jnp.asarray(rng.uniform(-2, 2, 100), jnp.float32)}
     found = train(overfitted, random.key(0), inputs, y, num_epochs=400, **settings)
     best = int(found.epoch)
     assert found.validation.argmin() == best - 1
