@@ -22,7 +22,7 @@ Methods besides SGRLD and its metrics, all with the same number of gradients exc
     SGHMC          after Kim et al. (ICLR 2025, Table 11, Euler steps there): friction 100, h = 3e-4
     SGHMC cyclical the same as the peak of cosine cycles of 1,000 steps (the paper: 5,000), with a
                    draw at the end of each cycle
-    I-SGD, VSGD    half of the epochs for Adam to a mode, half to sample
+    I-SGD    half of the epochs for Adam to a mode, half to sample
     SWAG           the same, and 30 draws from its Gaussian
     MAP, ensemble  Adam with early stopping on held-out rows, once and five times
     dropout        MAP with a fifth of the hidden dense units left out, also in 30 predictions
@@ -79,7 +79,6 @@ from numpyro_geom import (
     SGHMC,
     SGRLD,
     SWAG,
-    VSGD,
     Monge,
     RiemannianLaplace,
     RMSprop,
@@ -609,11 +608,6 @@ def isgd(task: Task) -> ISGD:
     return ISGD(task.model, groups=groups, batch_size=task.batch_size, num_steps=THINNING)
 
 
-def vsgd(task: Task) -> VSGD:
-    """SGD at the rate that warm-up finds."""
-    return VSGD(task.model, batch_size=task.batch_size, num_steps=THINNING)
-
-
 def mode(task: Task, key: jax.Array, **settings: Any) -> dict[str, jax.Array]:
     """A mode by Adam with early stopping on held-out rows; unconstrained."""
     key_start, key_train = random.split(key)
@@ -708,11 +702,10 @@ METHODS: dict[str, Method] = {
     "SGHMC cyclical": sghmc(CYCLE),
     "I-SGD": chain(isgd, trained=True),
     "SWAG": swag,
-    "VSGD": chain(vsgd, trained=True),
     "SGRLD shampoo": sgrld("shampoo", Shampoo(decay=0.99, eps=1e-8, interval=100)),
 }
 
-CHAINS = [name for name in METHODS if name.startswith("SG") or name in ("I-SGD", "VSGD")]
+CHAINS = [name for name in METHODS if name.startswith("SG") or name == "I-SGD"]
 """Methods that take several seeds in one run."""
 
 
@@ -745,7 +738,6 @@ PUBLISHED = {
     ("lenet", "gaussian", "dropout"): Published(0.9913, 0.0363, 0.0541),
     ("lenet", "gaussian", "I-SGD"): Published(0.9916, 0.0264, 0.0491),
     ("lenet", "gaussian", "SWAG"): Published(0.9917, 0.0309, 0.0524),
-    ("lenet", "gaussian", "VSGD"): Published(0.9927, 0.0225, 0.0481),
 }
 
 

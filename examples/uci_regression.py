@@ -56,7 +56,6 @@ from numpyro_geom import (
     SGHMC,
     SGRLD,
     SWAG,
-    VSGD,
     Expanded,
     RiemannianLaplace,
     train,
@@ -500,7 +499,6 @@ def methods() -> dict[str, Method]:
         "SGHMC T": kernel_method(partial(SGHMC, temperature=0.01)),
         "PX-SGHMC": kernel_method(make_expanded),
         "I-SGD": kernel_method(ISGD),
-        "VSGD": kernel_method(VSGD),
         "NUTS": of_draws(run_nuts),
     }
 
@@ -670,14 +668,6 @@ PUBLISHED: dict[str, dict[str, tuple[float, float, float, float]]] = {
         "kin8nm": (0.079, 0.0, -0.460, 0.65),
         "power": (4.320, 0.13, 3.122, 0.07),
         "boston": (3.703, 1.19, 9.799, 5.69),
-    },
-    "VSGD": {
-        "wine": (0.635, 0.05, 1.128, 0.15),
-        "protein": (4.699, 0.03, 4.371, 0.03),
-        "naval": (0.001, 0.0, -2.466, 1.12),
-        "kin8nm": (0.079, 0.0, -0.480, 0.65),
-        "power": (4.325, 0.13, 3.088, 0.06),
-        "boston": (3.588, 1.06, 8.413, 5.89),
     },
 }
 """Method -> data set -> RMSE and MNLL with their sds over ten splits: Franzese et al., Tables 1, 2.

@@ -11,7 +11,6 @@ from .algorithms import GGMC, SGHMC, SGNHT, SGRLD, Microcanonical
 from .baselines.adam_sgld import AdamSGLD
 from .baselines.isgd import ISGD
 from .baselines.swag import SWAG
-from .baselines.vsgd import VSGD
 from .kernel import SGKernel, SGState
 from .metrics import (
     Identity,
@@ -42,7 +41,6 @@ __all__ = [
     "SGNHT",
     "SGRLD",
     "SWAG",
-    "VSGD",
     "AdamSGLD",
     "Expanded",
     "HostRows",

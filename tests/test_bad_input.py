@@ -27,7 +27,6 @@ from numpyro_geom import (
     SGNHT,
     SGRLD,
     SWAG,
-    VSGD,
     AdamSGLD,
     Metric,
     Monge,
@@ -475,16 +474,6 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         r"latent sites \['mu'\]: missing \['mu'\], unknown \['w'\]. Expected a group for each",
     ),
     "ISGD metric": (lambda: ISGD(normal_mean, metric="rmsprop"), TypeError, "metric"),
-    "VSGD tolerance": (
-        lambda: VSGD(normal_mean, bias_tolerance=0.1),
-        TypeError,
-        "unexpected keyword argument 'bias_tolerance'",
-    ),
-    "VSGD, all rows in a dict": (
-        start(normal_mean, Y, kernel=VSGD, batch_size={"data": 12}),
-        ValueError,
-        "VSGD draws with the noise of minibatch gradients.*pass batch_size.*or use SGRLD",
-    ),
     "AdamSGLD drift inf": (
         lambda: AdamSGLD(normal_mean, drift=float("inf")),
         ValueError,
@@ -838,7 +827,6 @@ def test_the_same_settings_without_a_mistake_are_accepted() -> None:
         start(normal_mean, Y, **settings)()
     start(group_latents, Y, batch_size={"data": 3})()
     start(normal_mean, Y, kernel=ISGD, batch_size=3, groups={"mu": "one"})()
-    start(normal_mean, Y, kernel=VSGD, batch_size={"data": 11})()
     energy(noisy, kernel=ISGD)()
     start(normal_mean, Y, kernel=AdamSGLD, drift=0, mean_decay=0.0)()
     energy(lambda z, scale=2.0: scale * half_square(z))()

@@ -31,7 +31,6 @@ from numpyro_geom import (
     SGHMC,
     SGNHT,
     SGRLD,
-    VSGD,
     AdamSGLD,
     SGKernel,
     SGState,
@@ -81,7 +80,6 @@ CASES: dict[str, Case] = {
     # more steps per draw than those for which it stands still
     "isgd": option(ISGD, {"num_steps": 60}, groups={"w": "all", "s": "all"}),
     "adam": option(AdamSGLD, FIXED, eps=0.1),
-    "vsgd": option(VSGD, {**FIXED, "step_size": 1e-4}),
     "ggmc anchor": option(GGMC, DAMPED, control_variate=True),
     "anchor": option(SGRLD, FIXED, control_variate=True),
 }
@@ -96,7 +94,7 @@ TRACED_SHORT = [
     "ggmc anchor",
     "anchor",
 ]
-COMPILED_SHORT = ["sgrld shampoo", "sghmc rmsprop", "ggmc monge", "vsgd", "anchor"]
+COMPILED_SHORT = ["sgrld shampoo", "sghmc rmsprop", "ggmc monge", "anchor"]
 GAMMA_SHORT = [
     ("identity", "none"),
     ("rmsprop", "published"),

@@ -28,7 +28,6 @@ from numpyro_geom import (
     ISGD,
     SGRLD,
     SWAG,
-    VSGD,
     HostRows,
     RiemannianLaplace,
     diagnose,
@@ -76,7 +75,6 @@ KERNELS = {
     "SGRLD all rows": lambda: SGRLD(model, step_size=1e-3, num_steps=2),
     "GGMC": lambda: GGMC(model, friction=1.0, **FIXED),
     "ISGD": lambda: ISGD(model, **STARTED),
-    "VSGD": lambda: VSGD(model, **STARTED),
 }
 
 

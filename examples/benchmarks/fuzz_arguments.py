@@ -189,7 +189,6 @@ KERNELS: dict[str, tuple[Callable, dict[str, Any]]] = {
     "AdamSGLD": (ng.AdamSGLD, {
         **COMMON, **TUNED, "drift": 1.0, "mean_decay": 0.9, "square_decay": 0.999, "eps": 1e-8,
     }),
-    "VSGD": (ng.VSGD, {**COMMON, **STEPS, "batch_size": 3}),
 }  # fmt: skip
 
 

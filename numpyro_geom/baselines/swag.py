@@ -87,7 +87,7 @@ class SWAG(Guide):
 
     Distribution: a Gaussian on the unconstrained space that describes where SGD went. This
     Gaussian is not the posterior under any setting. Its width is proportional to the learning
-    rate, and it has the shape of the gradient noise, see `numpyro_geom.VSGD`.
+    rate, and it has the shape of the gradient noise.
 
     ``learning_rate="auto"`` takes the rate l = h N for which the stationary law of SGD comes
     closest to the posterior in Kullback-Leibler divergence, unless this rate is unstable::

@@ -228,16 +228,12 @@ def _gradients(mcmc: MCMC, run: Run) -> tuple[Arrays, dict[str, Any]]:
     return gradients_at_draws(model, run.draws, least_draws=LEAST_PER_CHAIN)
 
 
-ROWS_JUDGED = 64
-"""Rows whose densities stand for what a network predicts."""
-
-
-def densities_of_rows(mcmc: MCMC, run: Run) -> Arrays:
-    """Log densities of some rows at each draw: what a network predicts, in one number."""
+def densities_of_rows(mcmc: MCMC, run: Run, most: int = 64) -> Arrays:
+    """Log densities of up to ``most`` rows at each draw: what a network predicts, in one number."""
     model: Any = model_of(mcmc)
     sites = [s for s in model.plan.sites if s.observed and s.plates]
     plates = {plate: model.plan.sizes[plate] for s in sites for plate, _ in s.plates}
-    rows = {p: jnp.asarray(evenly(size, ROWS_JUDGED), jnp.int32) for p, size in plates.items()}
+    rows = {p: jnp.asarray(evenly(size, most), jnp.int32) for p, size in plates.items()}
     if not rows:
         return {}
     draws, (chains, count) = latent_draws(model, run.draws), np.shape(run.stats["diverging"])

@@ -37,8 +37,6 @@ TRAINING_ROWS, TRAINING_STEPS, LEARNING_RATE = 64, 40_000, 3e-3
 """Rows per step, most steps and Adam's learning rate of a chain's own training."""
 LEAST_EPOCHS, MOST_EPOCHS = 10, 1000
 """Bounds of the passes over the rows in a chain's own training, and of its patience."""
-SHORTENINGS = 8
-"""Lengths of a start that are tried, each half of the one before."""
 VALIDATION_ROWS = 1024
 """Held-out rows per evaluation; larger held-out sets are a multiple of this number."""
 
@@ -223,7 +221,7 @@ def shortened(model: Model, position: PyTree) -> PyTree:
 
     def one(position: PyTree) -> PyTree:
         rows = potential.curvature_batch(random.key(0))
-        lengths = 0.5 ** jnp.arange(SHORTENINGS)
+        lengths = 0.5 ** jnp.arange(8)
         energies = lax.map(
             lambda length: potential.energy(tree_scale(length, position), rows), lengths
         )
