@@ -34,7 +34,7 @@ METHODS = {
     "`Microcanonical`, 30 + 30": 30,
     "`Microcanonical`, 100 + 100": 100,
     "`SGHMC`, 100 + 100": 100,
-    "`SGRLD`, 100 + 100": 100,
+    "`Microcanonical`, 10 + 10": 10,
 }
 
 
@@ -137,7 +137,7 @@ def main() -> None:
     ]
     for name in ("airfoil", "concrete", "bike"):
         for method, count in METHODS.items():
-            if name == "bike" and (count > 30 or "SG" in method):
+            if count and (name == "bike") != (count == 10):  # 13,903 rows take long
                 continue
             found = in_process(__file__, "--data-dir", given.data_dir, "--one", method, name)
             cells = [f"{found['seconds']:.0f}", *(f"{found[k]:.3f}" for k in ("error", "density"))]

@@ -275,7 +275,7 @@ def _adapt(
     )
 
 
-ENERGY_VARIANCE = 5.0
+ENERGY_VARIANCE = 1.0
 """Variance of a step's error of the energy per parameter, over tau^2 and the bias tolerance."""
 NETWORK_DRAW_LENGTH = 0.25
 """Steps of a draw times their length, in root mean squares of the parameters of a network."""
