@@ -32,6 +32,7 @@ from numpyro_geom import (
     SGNHT,
     SGRLD,
     AdamSGLD,
+    Microcanonical,
     SGKernel,
     SGState,
 )
@@ -77,6 +78,7 @@ CASES: dict[str, Case] = {
     # Gamma of Shampoo is unbounded where its statistic is small, as it is at first
     "corrected": option(SGRLD, {**FIXED, "step_size": 1e-6}, metric="shampoo", gamma="corrected"),
     "auxiliary": option(SGHMC, DAMPED, metric="rmsprop", gamma="auxiliary"),
+    "microcanonical": option(Microcanonical, DAMPED),
     # more steps per draw than those for which it stands still
     "isgd": option(ISGD, {"num_steps": 60}, groups={"w": "all", "s": "all"}),
     "adam": option(AdamSGLD, FIXED, eps=0.1),
@@ -89,12 +91,13 @@ TRACED_SHORT = [
     "sgnht wenzel",
     "corrected",
     "auxiliary",
+    "microcanonical",
     "isgd",
     "adam",
     "ggmc anchor",
     "anchor",
 ]
-COMPILED_SHORT = ["sgrld shampoo", "sghmc rmsprop", "ggmc monge", "anchor"]
+COMPILED_SHORT = ["sgrld shampoo", "sghmc rmsprop", "ggmc monge", "microcanonical", "anchor"]
 GAMMA_SHORT = [
     ("identity", "none"),
     ("rmsprop", "published"),
