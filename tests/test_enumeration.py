@@ -202,7 +202,8 @@ def test_an_unmarked_site_is_summed_out_with_a_warning_unless_data_are_missing()
     start(config_enumerate(unmarked))
     with pytest.raises(ValueError, match=r"discrete latent sites \['k'\].*Pass the data"):
         start(unmarked, None)
-    start(config_enumerate(unmarked), None)  # the prior, as asked for
+    with pytest.warns(UserWarning, match="those of the prior"):
+        start(config_enumerate(unmarked), None)
 
 
 def derived(y: Any) -> None:

@@ -128,7 +128,7 @@ QUESTIONS = {
     "hierarchies": ("how_to/hierarchical.md", ["Centred or not?", "200,000 rows"]),
     "which call": ("cheat_sheet.md", ["leaves invariant", "cost"]),
     "short answers": ("faq.md", ["Is it faster than NUTS?"]),
-    "how for a network": ("how_to/network.md", ["random_flax_module", "train(", "SGHMC("]),
+    "how for a network": ("how_to/network.md", ["random_flax_module", "train(", "Microcanonical("]),
     "how to resume": ("how_to/resume.md", ["run the same script again", "directory="]),
 }
 """What a newcomer asks: the page with the answer, and words of the answer."""
