@@ -118,6 +118,16 @@ def tree_vdot(left: PyTree, right: PyTree) -> jax.Array:
     return functools.reduce(jnp.add, leaves) if leaves else jnp.zeros(())
 
 
+def tree_size(tree: PyTree) -> int:
+    """Number of entries of all leaves."""
+    return sum(map(np.size, jax.tree.leaves(tree)))
+
+
+def evenly(size: int, most: int) -> np.ndarray:
+    """Up to ``most`` indices of ``size`` entries, evenly spaced, with the first and the last."""
+    return np.unique(np.linspace(0, size - 1, min(size, most)).astype(int))
+
+
 def tree_axpy(scale: Any, x: PyTree, y: PyTree) -> PyTree:
     """``y + scale x`` leaf by leaf, in the dtypes of ``y``."""
     return jax.tree.map(lambda a, b: (b + scale * a).astype(b.dtype), x, y)

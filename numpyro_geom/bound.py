@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree as ravel
 
 from ._checks import check_floating, warn_outside
-from ._util import PyTree, digest
+from ._util import PyTree, digest, tree_size
 from .metrics.base import Metric
 from .metrics.by_site import BySite
 from .model.arrowhead import Layout, find_layout
@@ -182,14 +182,14 @@ def bind(
             batched=batched,
         )
         bound = Bound(settings, model)
-    elif not _size(init_params):
+    elif not tree_size(init_params):
         raise ValueError(
             "init_params is needed with potential_fn: pass "
             "`mcmc.run(rng_key, init_params=...)`, a pytree of floating point arrays"
         )
     check_floating(position)
     one = jax.tree.map(lambda x: x[0], position) if batched else position
-    if not _size(one):
+    if not tree_size(one):
         warn_outside(
             "the model has no free parameter, so every draw is the same: expected a "
             "`numpyro.sample` without `obs` whose support is more than a point",
@@ -230,10 +230,6 @@ def _is_deep(model: Model, position: PyTree) -> bool:
     potential, key = model.potential(), jax.random.key(0)
     rows, _ = jax.eval_shape(lambda k: potential.draw(k, potential.init_stream(k)), key)
     return is_deep(jax.make_jaxpr(model.energy)(position, rows).jaxpr)
-
-
-def _size(position: PyTree) -> int:
-    return sum(map(jnp.size, jax.tree.leaves(position)))
 
 
 def _planned(settings: Settings, args: tuple, kwargs: dict, num_warmup: int) -> tuple[Model, Any]:
@@ -317,7 +313,7 @@ def _resolved(
         and plan is not None
         and len(plan.batch_sizes) > 0
     )
-    undecided, size = [], _size(position)
+    undecided, size = [], tree_size(position)
     if measures and settings.batch_size == "auto" and rows is not None:
         undecided.append("batch_size")
     if settings.control_variate == "auto":
@@ -365,7 +361,7 @@ def _dense_mass(bound: Bound, position: PyTree, num_warmup: int) -> Any:
                 "The model has none: use dense_mass=False, or True with few parameters"
             )
         return layout
-    size = _size(position)
+    size = tree_size(position)
     # a given step size refers to the parameters as they are
     free = settings.schedule is None and num_warmup > 0
     if not free or settings.deep:

@@ -209,8 +209,7 @@ class SGKernel(MCMCKernel):
             )
 
         unknown, algorithm = init_params is None, self.algorithm(self.settings)
-        own = bound.settings.schedule is not None or not bound.settings.starts_anywhere
-        if bound.model is not None and bound.settings.deep and unknown and num_warmup and not own:
+        if bound.model is not None and bound.settings.trains and unknown and num_warmup > 0:
             position, unknown = trained(bound.model, key_model, position, single=single), False
 
         def start(rng_key: jax.Array, position: PyTree, shares: Shares) -> SGState:

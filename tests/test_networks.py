@@ -93,6 +93,14 @@ def process(X: jax.Array, y: jax.Array) -> None:
         numpyro.sample("y", dist.Normal(f, 1.0), obs=y[i])
 
 
+def solved(X: jax.Array, y: jax.Array) -> None:
+    """A linear system, whose program has programs with other results within."""
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([3, 3]).to_event(2))
+    x, _ = jax.scipy.sparse.linalg.cg(lambda v: (w @ w.T + jnp.eye(3)) @ v, jnp.ones(3))
+    with numpyro.plate("data", X.shape[0]) as i:
+        numpyro.sample("y", dist.Normal(X[i] @ x, 1.0), obs=y[i])
+
+
 @pytest.mark.parametrize(
     ("model", "deep"),
     [
@@ -102,6 +110,7 @@ def process(X: jax.Array, y: jax.Array) -> None:
         (linear, False),
         (correlated, False),
         (process, False),
+        (solved, False),
     ],
 )
 def test_models_of_several_layers_are_networks(model, deep):

@@ -364,7 +364,7 @@ def franzese() -> list[str]:
         table(*lenet),
         still_open(
             (DONE, "LeNet-5, ten epochs", hours(6_000, slowest), ""),
-            ("Table 3", "ten epochs of dropout", "1", ""),
+            ("Table 3", "ten epochs of VSGD and dropout", "1", ""),
             ("Table 3", "three runs of a million steps", "100", "2"),
             ("Table 3, Figure 1", "entropies and ROC on NOT-MNIST, not at hand", "0.2", ""),
             ("Table A1", "other lengths of Adam", "1", "0.2"),

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import _random
-from .._util import PyTree, lazy_cond, tree_scale, tree_vdot, tree_where
+from .._util import PyTree, lazy_cond, tree_scale, tree_size, tree_vdot, tree_where
 from ..model.derivatives import linearize
 from ..model.potential import Potential
 from ..sampling.algorithm import Step
@@ -274,7 +274,7 @@ def _learn_scale(
     state: AuxiliaryState, g: PyTree, trace: jax.Array, part_variance: PyTree, learning: jax.Array
 ) -> AuxiliaryState:
     """Running means that give s and the noise of m; they stop changing after ``learning``."""
-    size = sum(x.size for x in jax.tree.leaves(g))
+    size = tree_size(g)
     rate = 1 - SCALE_DECAY
 
     def mix(old: jax.Array, new: jax.Array) -> jax.Array:

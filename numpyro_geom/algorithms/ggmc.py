@@ -13,7 +13,7 @@ from numpyro.infer.hmc_util import dual_averaging
 
 from .. import _random
 from .._checks import check_int, check_number
-from .._util import lazy_cond, tree_axpy, tree_vdot, tree_where
+from .._util import lazy_cond, tree_axpy, tree_size, tree_vdot, tree_where
 from ..kernel import PyTree, SGKernel
 from ..metrics.base import MetricLike
 from ..model.potential import Potential, takes_rng_key
@@ -287,7 +287,7 @@ def _trajectory(settings: Settings, target_accept: float, motion: Motion) -> Dra
             h = jnp.asarray(settings.schedule(state.steps_taken), dtype)
         stride = jnp.where(moving, h, 0.0)
         last = jnp.asarray(state.num_steps if given is None else given)
-        size = sum(x.size for x in jax.tree.leaves(start))
+        size = tree_size(start)
 
         zero = jnp.zeros((), dtype)
         level = state.control.anchor.energy.astype(dtype) if target.controlled else zero

@@ -11,7 +11,7 @@ from numpyro.infer import init_to_uniform
 
 from .. import _random
 from .._checks import check_flag
-from .._util import PyTree, tree_scale, tree_vdot
+from .._util import PyTree, tree_scale, tree_size, tree_vdot
 from ..kernel import SGKernel
 from ..metrics.base import MetricLike
 from ..sampling.algorithm import NEWTON, Algorithm, Motion, settling_steps
@@ -118,19 +118,15 @@ class Microcanonical(SGKernel):
         )
 
 
-def _size(p: PyTree) -> int:
-    return sum(x.size for x in jax.tree.leaves(p))
-
-
 def _of_length(p: PyTree, tau: Any) -> PyTree:
     """A momentum with |p|^2 = tau D; zero stays zero."""
     squared = tree_vdot(p, p)
     tiny = jnp.finfo(squared.dtype).tiny
-    return tree_scale(jnp.sqrt(tau * _size(p) / jnp.maximum(squared, tiny)), p)
+    return tree_scale(jnp.sqrt(tau * tree_size(p) / jnp.maximum(squared, tiny)), p)
 
 
 def _drawn(rng_key: jax.Array, like: PyTree, tau: Any) -> PyTree:
-    if _size(like) < 2:
+    if tree_size(like) < 2:
         raise ValueError(
             "Microcanonical turns a direction, and the model has one parameter: expected two or "
             "more. Use SGHMC, or GGMC for exact draws"
@@ -140,7 +136,7 @@ def _drawn(rng_key: jax.Array, like: PyTree, tau: Any) -> PyTree:
 
 def _turned(p: PyTree, force: PyTree, h: Any, tau: Any) -> tuple[PyTree, jax.Array]:
     """The exact flow of the direction under a constant force, and - tau log of its Jacobian."""
-    size, info = _size(p), jnp.finfo(jnp.result_type(*jax.tree.leaves(p)))
+    size, info = tree_size(p), jnp.finfo(jnp.result_type(*jax.tree.leaves(p)))
     tiny = info.tiny
     length = jnp.sqrt(jnp.maximum(tree_vdot(p, p), tiny))
     r = jnp.sqrt(jnp.maximum(tree_vdot(force, force), tiny))

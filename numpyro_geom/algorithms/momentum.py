@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._util import PyTree, tree_vdot
+from .._util import PyTree, tree_size, tree_vdot
 from ..model.potential import Potential
 from ..sampling.algorithm import (
     NEWTON,
@@ -85,7 +85,7 @@ def at_rest(dynamics: Momentum) -> Momentum:
 
 def kinetic_temperature(momentum: PyTree) -> jax.Array:
     """Squared length of p over its number of entries D; its mean in the target is tau."""
-    return tree_vdot(momentum, momentum) / sum(x.size for x in jax.tree.leaves(momentum))
+    return tree_vdot(momentum, momentum) / tree_size(momentum)
 
 
 def momentum_algorithm(

@@ -188,10 +188,11 @@ def baoab_step(settings: Settings, motion: Motion = NEWTON) -> Step:
         travelled = jax.tree.map(lambda p, q: (p + q) / 2, kicked, momentum)
         velocity = metric.apply_inverse_sqrt(metric_state, travelled)
         position = tree_axpy(h, velocity, position)
+        kick = jax.tree.map(jnp.subtract, kicked, old.momentum)
         report = StepReport(
             energy,
             grad,
-            squared_drift=tree_vdot(*[jax.tree.map(jnp.subtract, kicked, old.momentum)] * 2),
+            squared_drift=tree_vdot(kick, kick),
             kinetic_temperature=kinetic_temperature(momentum),
         )
         return Chain(position, metric_state, Momentum(momentum, old.friction, extra)), report

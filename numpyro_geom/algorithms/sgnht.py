@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from numpyro.infer import init_to_uniform
 
 from .. import _random
-from .._util import tree_axpy, tree_vdot
+from .._util import tree_axpy, tree_size, tree_vdot
 from ..kernel import PyTree, SGKernel
 from ..metrics.base import MetricLike
 from ..model.potential import Potential
@@ -194,7 +194,7 @@ def _follow(settings: Settings, dynamics: Momentum, friction: jax.Array) -> Mome
     xi = dynamics.extra.friction * (friction / dynamics.friction)
     if settings.schedule is None:
         # limit the xi that the way to the mode has raised: it would take long to fall
-        tau, size = settings.temperature, sum(x.size for x in jax.tree.leaves(dynamics.momentum))
+        tau, size = settings.temperature, tree_size(dynamics.momentum)
         spread = jnp.sqrt(tau / (size * _inertia(settings, friction, tau)))
         most = friction * (1 + 2 * settings.bias_tolerance) + 5 * spread
         xi = jnp.minimum(xi, most.astype(xi.dtype))
@@ -226,7 +226,7 @@ def _step(settings: Settings) -> Step:
         metric_state = learn(chain.metric_state, grad, potential.num_data, learning)
         force = metric.apply_inverse_sqrt(metric_state, grad)
         mass = _inertia(settings, gamma, tau)
-        hottest = HOTTEST[0] + HOTTEST[1] / sum(x.size for x in jax.tree.leaves(position))
+        hottest = HOTTEST[0] + HOTTEST[1] / tree_size(position)
 
         def regulate(xi: jax.Array, p: PyTree, time: jax.Array) -> jax.Array:
             excess = jnp.minimum(kinetic_temperature(p) / tau - 1, hottest)

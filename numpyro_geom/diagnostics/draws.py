@@ -17,7 +17,7 @@ from numpyro.infer import MCMC
 
 from .._checks import check_names
 from .._numpyro import states_of
-from .._util import PyTree
+from .._util import PyTree, evenly
 
 Arrays = dict[str, np.ndarray]
 LEAST_PER_CHAIN = 8
@@ -71,11 +71,6 @@ def paths(tree: PyTree, root: str) -> Iterator[tuple[str, Any]]:
 def stored_name(name: Any) -> str:
     """The name of a site in an export; netCDF reserves the slash."""
     return str(name).replace("/", ".")
-
-
-def evenly(size: int, most: int) -> np.ndarray:
-    """Up to ``most`` indices of ``size`` entries, evenly spaced."""
-    return np.unique(np.linspace(0, size - 1, min(size, most)).astype(int))
 
 
 def entries(arrays: Mapping[str, np.ndarray], most: int | None = None) -> Scalars:

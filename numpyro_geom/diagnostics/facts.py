@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from .._util import PyTree
+from .._util import PyTree, tree_size
 from ..sampling.algorithm import Algorithm, adapts
 from ..sampling.settings import Settings
 from ..sampling.state import SGState
@@ -94,7 +94,7 @@ def facts_of(
     h, steps = (np.asarray(states[name], float) for name in ("step_size", "num_steps"))
     taken = thinning * steps.sum(1)
     epoch = 1 if plan is None else plan.steps_per_epoch
-    chains, size = np.size(last.i), sum(x.size for x in jax.tree.leaves(last.z))
+    chains, size = np.size(last.i), tree_size(last.z)
     found: dict[str, Any] = {
         "final_step_size": last.step_size,
         "final_num_steps": last.num_steps,
@@ -132,7 +132,7 @@ def facts_of(
             parts = algorithm.bias(*measured, h.mean(1), dynamics)
             found["bias_discretisation"], found["bias_noise"], text["bias_terms"] = parts
             del text["bias_note"]
-    elif not text["bias_note"]:  # a network has its own
+    elif not text["bias_note"]:
         text["bias_note"] = (
             "not measured, because step_size and num_steps are both given (num_steps='auto' "
             "measures it, and the relaxation time)"
@@ -171,8 +171,8 @@ def without_bias(kernel: Any) -> str:
         return "none, steps are Metropolis-adjusted"
     if kernel.settings.by_energy:
         return (
-            "not known for each parameter: the step is the one whose error of the energy has a "
-            "small variance per parameter, and errors of predictions are smaller"
+            "not known: the step of a network is the one whose error of the energy has a variance "
+            "of bias_tolerance per parameter, and this bounds no single weight"
         )
     if kernel.settings.temperature == 0:
         return "temperature 0: the draws are the path of an optimiser, not of a posterior"

@@ -41,7 +41,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._util import LANES, num_at_once
+from .._util import LANES, evenly, num_at_once
 from ..model.jaxprs import lean_options, work
 from ..model.model import Model
 from .draws import (
@@ -50,7 +50,6 @@ from .draws import (
     Arrays,
     effective_size,
     entries,
-    evenly,
     host,
     named,
 )

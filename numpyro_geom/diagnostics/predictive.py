@@ -8,7 +8,8 @@ import numpy as np
 from scipy.special import entr, logsumexp
 
 from .._checks import check_flag
-from .draws import as_array, evenly, real_numbers
+from .._util import evenly
+from .draws import as_array, real_numbers
 
 MIXING_ROWS = 1000
 """Largest number of rows, evenly spaced, whose probabilities are kept for each draw."""

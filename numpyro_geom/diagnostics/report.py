@@ -12,8 +12,9 @@ import xarray as xr
 from numpyro.infer import MCMC
 
 from .._checks import check_flag, check_number
+from .._util import evenly
 from .checks import CHECKS, Check, checks_of
-from .draws import LEAST_PER_CHAIN, Arrays, check_run, chosen, evenly, group_of, mixing_of
+from .draws import LEAST_PER_CHAIN, Arrays, check_run, chosen, group_of, mixing_of
 from .facts import Run
 from .inference_data import run_of_mcmc, targets_model
 from .moments import gradients_at_draws, moment_errors

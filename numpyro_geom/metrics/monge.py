@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .._checks import check_number
-from .._util import PyTree, tree_axpy, tree_vdot
+from .._util import PyTree, tree_axpy, tree_size, tree_vdot
 from .base import Metric, MetricState, check_decay
 
 
@@ -72,7 +72,7 @@ class Monge(Metric):
         """The state with v = ``grad``, and r = v'v + D floor^2 in D dimensions."""
         if self.alpha2 is not None:
             return MetricState(grad)
-        size = sum(x.size for x in jax.tree.leaves(grad))
+        size = tree_size(grad)
         square = tree_vdot(grad, grad) + size * floor**2
         return MetricState((grad, square.astype(state.statistic[1].dtype)))
 

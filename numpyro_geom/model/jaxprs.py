@@ -166,8 +166,9 @@ def is_deep(jaxpr: Jaxpr) -> bool:
         results = [new] * len(equation.outvars)
         for program in inner(equation):
             inputs = given[len(given) - len(program.invars) :]
-            if len(inputs) == len(program.invars):  # not if it has inputs of its own
-                results = followed(program, inputs, rule, nothing)[: len(results)]
+            # one that gives the results, such as a loop's body, and not its condition
+            if (len(inputs), len(results)) == (len(program.invars), len(program.outvars)):
+                results = followed(program, inputs, rule, nothing)
                 if name == "scan":  # what the first turn carries to the second
                     consts, carried = counts_of_scan(dict(equation.params))
                     inputs[consts : consts + carried] = results[:carried]

@@ -19,7 +19,7 @@ from numpyro.infer.util import constrain_fn, initialize_model, transform_fn, unc
 
 from .._checks import check_wide_enough, warn_outside
 from .._numpyro import validates
-from .._util import PyTree, all_finite, at_once, in_trace, is_traced
+from .._util import PyTree, all_finite, at_once, evenly, in_trace, is_traced
 from . import minibatch
 from .abstract import with_start
 from .bad_rows import check_finite, listed
@@ -146,7 +146,7 @@ def check_lanes(model: Model | None, position: PyTree) -> None:
     energy = jax.value_and_grad(model.energy)
     many = np.prod(sizes[1:])  # sums over rows have errors of their own
     together = compiled(jax.vmap(energy), position)
-    for k in np.unique(np.linspace(0, sizes[0] - 1, 8).astype(int)):  # the last lanes are wrong
+    for k in evenly(sizes[0], 8):  # the last lanes are wrong
         alone = compiled(energy, jax.tree.map(lambda x, k=k: x[k], position))
         for x, y in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
             error, largest = jnp.max(jnp.abs(x[k] - y)), jnp.max(jnp.abs(y))

@@ -20,7 +20,7 @@ from numpyro.infer import MCMC
 from numpyro.util import is_prng_key, nested_attrgetter
 
 from .._numpyro import fields_of, traces_arguments
-from .._util import PyTree, is_key, num_at_once
+from .._util import PyTree, is_key, num_at_once, tree_size
 from ..model.arguments import split_arrays
 from ..model.jaxprs import lean_options
 from .mesh import DeviceLayout
@@ -120,7 +120,7 @@ class Segments:
         )
         chains = 1 if self.together else mcmc.num_chains
         if length is None:
-            size = chains * sum(x.size for x in jax.tree.leaves(draw))
+            size = chains * tree_size(draw)
             length = min(1000, job.num_draws, num_at_once(size))
         self.lengths = Lengths(mcmc.num_warmup, job.num_draws, mcmc.thinning, length)
         shapes = jax.eval_shape(self._by_chain, self._on_axis(draw))

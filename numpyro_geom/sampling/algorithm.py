@@ -28,7 +28,16 @@ import numpy as np
 from jax import random
 
 from .. import _random
-from .._util import PyTree, all_finite, lazy_cond, tree_axpy, tree_scale, tree_vdot, tree_where
+from .._util import (
+    PyTree,
+    all_finite,
+    lazy_cond,
+    tree_axpy,
+    tree_scale,
+    tree_size,
+    tree_vdot,
+    tree_where,
+)
 from ..model.jaxprs import compiled
 from ..model.potential import Potential
 from .loop import loop_over_batches
@@ -353,7 +362,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
             some_batch = compiled(partial(_some_rows, potential), np.uint32(0))
         dtype = state.potential_energy.dtype
         start = state.chain
-        size = sum(x.size for x in jax.tree.leaves(start.position))
+        size = tree_size(start.position)
 
         def body(k: jax.Array, key_step: jax.Array, batch: Any, carry: tuple) -> tuple:
             chain, trusted, control, t, old, old_ratio, retry_factor, failed, sums = carry

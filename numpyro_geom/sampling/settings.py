@@ -147,6 +147,11 @@ class Settings:
         return self.deep and not self.scales
 
     @property
+    def trains(self) -> bool:
+        """Whether the chains of a network train first: nothing says where or how they start."""
+        return self.deep and self.schedule is None and self.starts_anywhere
+
+    @property
     def finds_scale(self) -> bool:
         """Whether a scale is searched for before the first draw, because none is given."""
         return self.scales and self.inverse_mass_matrix is None

@@ -13,6 +13,8 @@ With W draws of warm-up::
     7W/8              statistics stop changing, so that the last measurements see the final ones
     after W draws     nothing changes any more
 
+A network is measured before each draw of warm-up, see `measure_by_energy`.
+
 If neither step size nor number of steps is automatic, nothing is measured, and the position moves
 from draw 0 on.
 """
@@ -27,7 +29,7 @@ from jax import lax, random
 from jax.flatten_util import ravel_pytree as ravel
 
 from .. import _random
-from .._util import PyTree, lazy_cond, tree_axpy, tree_vdot, tree_where
+from .._util import PyTree, lazy_cond, tree_axpy, tree_size, tree_vdot, tree_where
 from ..model.control_variate import Control, replace_anchor
 from ..model.potential import Potential
 from ..model.scale import Scale
@@ -262,10 +264,12 @@ def _adapt(
     if settings.schedule is None:
         step_size = jnp.where(changes, h, step_size).astype(step_size.dtype)
     if settings.given_num_steps is None:
-        steps = algorithm.num_steps(rate, step_size, seen)
         if settings.by_energy:
-            h = 2 * jnp.sqrt(settings.bias_tolerance / adaptation.curvature)
+            # a Langevin step is one with a new momentum
+            h = step_size if algorithm.momentum else jnp.sqrt(2 * step_size)
             steps = num_steps_from(jnp.sqrt(adaptation.slowest), h, draw_length=NETWORK_DRAW_LENGTH)
+        else:
+            steps = algorithm.num_steps(rate, step_size, seen)
         num_steps = jnp.where(due.first, num_steps, steps)
     return state._replace(
         adaptation=adaptation,
@@ -278,7 +282,7 @@ def _adapt(
 ENERGY_VARIANCE = 1.0
 """Variance of a step's error of the energy per parameter, over tau^2 and the bias tolerance."""
 NETWORK_DRAW_LENGTH = 0.25
-"""Steps of a draw times their length, in root mean squares of the parameters of a network."""
+"""Steps of a draw times h, in root mean squares of a network's parameters."""
 ENERGY_MOMENTA = 4
 """Steps with momenta of their own whose errors are measured at once."""
 MOST_ROUNDS = 12
@@ -302,7 +306,7 @@ def measure_by_energy(
     have this step size, and its slowest relaxation is that over the parameters' root mean square.
     """
     metric, tau = settings.metric, settings.temperature
-    position, size = chain.position, sum(x.size for x in jax.tree.leaves(chain.position))
+    position, size = chain.position, tree_size(chain.position)
     key_rows, key_momenta, key_noise, key_root = random.split(rng_key, 4)
     batch = potential.curvature_batch(key_rows)
 
@@ -342,12 +346,11 @@ def measure_by_energy(
     old = adaptation.curvature
     curvature = old * (1 + share * ((4 * t / h**2 / old) ** 3 - 1)) ** (1 / 3)
 
+    def force_of(key: jax.Array) -> PyTree:
+        return root(jax.grad(potential.energy)(position, potential.draw(key, stream)[0]))
+
     def noise_of(key: jax.Array) -> jax.Array:
-        two = [
-            root(jax.grad(potential.energy)(position, potential.draw(k, stream)[0]))
-            for k in random.split(key)
-        ]
-        gap = jax.tree.map(jnp.subtract, *two)
+        gap = jax.tree.map(jnp.subtract, *map(force_of, random.split(key)))
         return tree_vdot(gap, gap) / (2 * size)
 
     noise = jnp.zeros((), dtype)
@@ -357,10 +360,9 @@ def measure_by_energy(
         now = algorithm.noise_factor * now.astype(dtype)
         noise = adaptation.noise + share * (now - adaptation.noise)
     scaled = root(_random.tree_normal(key_root, position))
-    slowest = tree_vdot(scaled, scaled) / jnp.maximum(
-        tree_vdot(position, position), jnp.finfo(dtype).tiny
-    )
-    slowest = adaptation.slowest + share * (slowest.astype(dtype) - adaptation.slowest)
+    squared = jnp.maximum(tree_vdot(position, position), jnp.finfo(dtype).tiny)
+    slowest = (tree_vdot(scaled, scaled) / squared).astype(dtype)
+    slowest = adaptation.slowest + share * (slowest - adaptation.slowest)
     return adaptation._replace(curvature=curvature, flattest=slowest, slowest=slowest, noise=noise)
 
 

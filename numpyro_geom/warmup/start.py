@@ -42,6 +42,7 @@ from .._util import (
     key_word,
     lazy_cond,
     scattered_floats,
+    tree_size,
     tree_where,
 )
 from ..model.arrowhead import (
@@ -753,7 +754,7 @@ def _costs(target: Target, state: SGState, sizes: list[int], num_rows: int) -> n
     fixed = max(cost - few * row, 0.0)
     drawn = fixed + GATHERED * row * np.asarray(sizes, float)
     orders = [[*(cost * drawn), np.inf] for cost in GRADIENTS[1 : 1 + _highest(state)]]
-    rest = STEP_OPERATIONS + PARAMETER_OPERATIONS * sum(x.size for x in jax.tree.leaves(position))
+    rest = STEP_OPERATIONS + PARAMETER_OPERATIONS * tree_size(position)
     return rest + np.array([[*drawn, fixed + row * num_rows], *orders])
 
 

@@ -24,7 +24,7 @@ from .._checks import (
     check_number,
     check_strategy,
 )
-from .._util import PyTree, tree_scale, tree_where
+from .._util import PyTree, tree_scale, tree_size, tree_where
 from ..model import minibatch
 from ..model.jaxprs import compiled
 from ..model.minibatch import Subsampling
@@ -222,9 +222,7 @@ def shortened(model: Model, position: PyTree) -> PyTree:
     def one(position: PyTree) -> PyTree:
         rows = potential.curvature_batch(random.key(0))
         lengths = 0.5 ** jnp.arange(8)
-        energies = lax.map(
-            lambda length: potential.energy(tree_scale(length, position), rows), lengths
-        )
+        energies = lax.map(lambda x: potential.energy(tree_scale(x, position), rows), lengths)
         energies = jnp.where(jnp.isfinite(energies), energies, jnp.inf)
         return tree_scale(lengths[jnp.argmin(energies)], position)
 
@@ -252,7 +250,7 @@ def start(
     model, position = find_start(model, rng_key, init_params, init_strategy, batched=batched)
     check_floating(position)
     one = jax.tree.map(lambda x: x[0], position) if batched else position
-    if not sum(map(jnp.size, jax.tree.leaves(one))):
+    if not tree_size(one):
         raise ValueError(
             "the model has no free parameter: expected a `numpyro.sample` without `obs` whose "
             "support is more than a point"
