@@ -61,6 +61,8 @@ def test_a_kick_by_no_force_and_by_a_huge_force_is_finite(force):
     assert np.isfinite(p).all()
     np.testing.assert_allclose(jnp.vdot(p, p), 3, rtol=1e-5)
     assert np.isfinite(work) or force > 1
+    again = CONSTANT_LENGTH.refresh(p, jnp.arange(3.0), 0.5, 1.0)
+    np.testing.assert_allclose(jnp.vdot(again, again), 3, rtol=1e-5)
 
 
 def normal(z: jax.Array) -> jax.Array:
