@@ -230,19 +230,20 @@ def _param_values(
     def values(only_idle: bool, seed: int = 0) -> dict[str, Any]:
         # without a draw from a prior: it may be improper
         trace = handlers.trace(with_start((model, again)[seed], seed)).get_trace(*args, **kwargs)
-        kept = {n: s["value"] for n, s in trace.items() if s["type"] in ("param", "mutable")}
+        types = ("param",) if seed else ("param", "mutable")  # batch statistics follow other values
+        kept = {n: s["value"] for n, s in trace.items() if s["type"] in types}
         return {n: x for n, x in kept.items() if (n in idle) == only_idle}
 
     used, unused = (jax.eval_shape(partial(values, x)) for x in (False, True))
     with at_once():
         fixed = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), unused)
-        if not used:
-            return fixed
-        if is_traced((args, kwargs)):
-            return fixed | values(False)
+        if not used or is_traced((args, kwargs)):
+            return fixed | (values(False) if used else {})
         found, other = compiled(lambda: (values(False), values(False, 1)))
-    same = jax.tree.map(lambda x, y: bool(np.array_equal(x, y, equal_nan=True)), found, other)
-    if by_chance := sorted(name for name, x in same.items() if not all(jax.tree.leaves(x))):
+    differ = partial(jax.tree.map, lambda x, y: not np.array_equal(x, y, equal_nan=True))
+    if by_chance := sorted(
+        n for n, x in other.items() if any(jax.tree.leaves(differ(found[n], x)))
+    ):
         warn_outside(
             f"the param sites {by_chance} stay at random first values, because chains move sample "
             "sites only: expected trained values. Pass handlers.substitute(model, data=params) "

@@ -102,7 +102,10 @@ def test_random_equinox(method: Any) -> None:
 
 # --- networks whose weights are params, and keep their values
 
+untrained = pytest.mark.filterwarnings("ignore:the param sites .* stay at random first values")
 
+
+@untrained
 def test_fixed_networks(method: Any) -> None:
     """`flax_module`, `nnx_module`, `eqx_module`, `numpyro.module`: weights keep their values"""
     eqx, module = equinox.nn.Linear(2, 1, key=KEY), Linear(nnx.Rngs(0))
@@ -140,6 +143,7 @@ def fresh_keys(method: Any) -> Any:
     return contextlib.nullcontext()
 
 
+@untrained
 def test_batch_norm_and_dropout(method: Any, fresh_keys: Any) -> None:
     """A network with batch statistics (a mutable site) and dropout (`numpyro.prng_key`)"""
 
