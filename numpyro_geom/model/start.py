@@ -240,12 +240,10 @@ def _param_values(
         if not used or is_traced((args, kwargs)):
             return fixed | (values(False) if used else {})
         found, other = compiled(lambda: (values(False), values(False, 1)))
-    differ = partial(jax.tree.map, lambda x, y: not np.array_equal(x, y, equal_nan=True))
-    if by_chance := sorted(
-        n for n, x in other.items() if any(jax.tree.leaves(differ(found[n], x)))
-    ):
+    equal = partial(jax.tree.map, partial(np.array_equal, equal_nan=True))
+    if by_key := [n for n in sorted(other) if not all(jax.tree.leaves(equal(found[n], other[n])))]:
         warn_outside(
-            f"the param sites {by_chance} stay at random first values, because chains move sample "
+            f"the param sites {by_key} stay at random first values, because chains move sample "
             "sites only: expected trained values. Pass handlers.substitute(model, data=params) "
             "with the params of a finished SVI (guide AutoDelta), or give the sites priors, as "
             "random_flax_module does",
