@@ -300,12 +300,6 @@ MISTAKES: dict[str, list[Mistake]] = {
             "reference",
             "get_samples(group_by_chain=True)",
         ),
-        Mistake(
-            "diagnostics.bias_vs_step(SGRLD(model), X, y)",
-            TypeError,
-            "the second argument",
-            "such as jax.random.key(0)",
-        ),
         Mistake("diagnose(finished, var_names='tau')", ValueError, "['tau']", "it has ['s', 'w']"),
     ],
     "Data": [

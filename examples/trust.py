@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import arviz as az
 import jax
 import jax.numpy as jnp
 import matplotlib as mpl
@@ -32,7 +33,7 @@ from PIL import Image
 from sklearn.datasets import load_breast_cancer
 
 from numpyro_geom import SGRLD, Monge, diagnose, to_inference_data
-from numpyro_geom.diagnostics import bias_vs_step, compare
+from numpyro_geom.diagnostics import compare
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -85,8 +86,6 @@ class Effort(NamedTuple):
         num_chains: number of vectorised chains.
         num_steps: steps of each kernel between two draws.
         runs: names of the runs to make.
-        curve_warmup: draws of warm-up of `bias_vs_step`.
-        curve_samples: draws per chain that `bias_vs_step` keeps at each step size.
     """
 
     num_warmup: int
@@ -94,8 +93,6 @@ class Effort(NamedTuple):
     num_chains: int
     num_steps: Any
     runs: tuple[str, ...]
-    curve_warmup: int
-    curve_samples: int
 
 
 LEVELS = (0.01, 0.05, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -103,8 +100,10 @@ LEVELS = (0.01, 0.05, 0.2, 0.4, 0.6, 0.8, 1.0)
 two dimensions has the same share of its mass."""
 ENDS = ("step", "good")
 """Runs that are examined in more ways."""
-FULL = Effort(500, 1000, 4, "auto", ("step", "metric", "repaired", "batch", "good"), 200, 300)
-QUICK = Effort(10, 40, 2, 5, ("step",), 10, 16)
+FACTORS = (1.0, 0.5, 0.25)
+"""Multiples of a run's step size at which it is repeated."""
+FULL = Effort(500, 1000, 4, "auto", ("step", "metric", "repaired", "batch", "good"))
+QUICK = Effort(10, 40, 2, 5, ("step",))
 
 
 def data() -> tuple[jax.Array, jax.Array]:
@@ -115,9 +114,9 @@ def data() -> tuple[jax.Array, jax.Array]:
     return jnp.asarray(X, jnp.float32), jnp.asarray(y, jnp.int32)
 
 
-def kernel(name: str, effort: Effort) -> SGRLD:
+def kernel(name: str, effort: Effort, **changed: Any) -> SGRLD:
     """The kernel of a run."""
-    return SGRLD(model, num_steps=effort.num_steps, **SETTINGS[name])
+    return SGRLD(model, num_steps=effort.num_steps, **SETTINGS[name] | changed)
 
 
 def run(kernel: Any, effort: Effort) -> MCMC:
@@ -162,6 +161,65 @@ def summary_row(name: str, mcmc: MCMC, report: Any, reference: MCMC) -> str:
         "within noise" if found.within_noise else "differs",
     ]
     return f"| {' | '.join(cells)} |"
+
+
+class Line(NamedTuple):
+    """A mean or an sd over the step size h, and the line through it; errors are standard errors.
+
+    Attributes:
+        name: name of the scalar.
+        moment: ``"mean"`` or ``"sd"``.
+        values: the moment at each step size.
+        errors: Monte Carlo errors of the values.
+        limit: value of the line at h = 0.
+        limit_error: error of the limit.
+        bias: value of the line at the largest step size, minus the limit, over the sd at the
+            smallest step size.
+        bias_error: error of the bias.
+    """
+
+    name: str
+    moment: str
+    values: np.ndarray
+    errors: np.ndarray
+    limit: float
+    limit_error: float
+    bias: float
+    bias_error: float
+
+
+def lines_over(h: np.ndarray, runs: list[MCMC]) -> list[Line]:
+    """Lines through the means and sds of all scalars, weighted by their Monte Carlo errors.
+
+    The bias of an unadjusted step is proportional to h, to first order. So the line at h = 0 has
+    none (Richardson extrapolation; Talay and Tubaro, 1990).
+    """
+    tables = [az.summary(to_inference_data(x), kind="all", round_to="none") for x in runs]
+    found = []
+    for name in tables[0].index:
+        for moment in ("mean", "sd"):
+            pairs = [t.loc[name, [moment, f"mcse_{moment}"]] for t in tables]
+            values, errors = np.array(pairs, float).T
+            (slope, limit), cov = np.polyfit(h, values, 1, w=1 / errors, cov="unscaled")
+            slope_error, limit_error = np.sqrt(np.diag(cov))
+            unit = h[0] / tables[-1].loc[name, "sd"]
+            bias = slope * unit, slope_error * unit
+            found.append(Line(name, moment, values, errors, limit, limit_error, *bias))
+    return found
+
+
+def table_of_lines(h: np.ndarray, lines: list[Line]) -> str:
+    """The lines in Markdown."""
+    head = ["", *(f"h = {x:.3g}" for x in h), "h → 0", f"bias at {h[0]:.3g}"]
+    rows = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for x in lines:
+        factor, unit = (100, "%") if x.moment == "sd" else (1, " sd")
+        digits = ".0f" if x.moment == "sd" else ".2f"
+        cells = [f"{x.moment} of {x.name}", *(f"{v:.3f}" for v in x.values)]
+        cells += [f"{x.limit:.3f} ± {x.limit_error:.3f}"]
+        cells += [f"{factor * x.bias:+{digits}} ± {factor * x.bias_error:{digits}}{unit}"]
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows)
 
 
 SUMMARY_HEAD = (
@@ -223,27 +281,26 @@ def traces(idatas: Mapping[str, Any]) -> Any:
     return figure
 
 
-def bias_curves(curves: Mapping[str, Any]) -> Any:
+def bias_curves(curves: Mapping[str, tuple[np.ndarray, list[Line]]]) -> Any:
     """Bias against the step size, for a large step size and for the automatic one."""
     figure, axes = plt.subplots(
         1, len(curves), figsize=(WIDTH, 4), layout="constrained", squeeze=False
     )
-    for (name, curve), ax in zip(curves.items(), axes.flat, strict=True):
-        sds = {s.name: s.values[-1] for s in curve.scalars if s.moment == "sd"}
-        h = np.array([*curve.step_sizes, 0.0])
-        chosen = [s for s in curve.scalars if s.name in [*SHOWN][:3]]
-        for k, s in enumerate(chosen):
-            sd, color, is_sd = sds[s.name], f"C{k}", s.moment == "sd"
+    for (name, (h, lines)), ax in zip(curves.items(), axes.flat, strict=True):
+        sds = {x.name: x.values[-1] for x in lines if x.moment == "sd"}
+        shown = [x for x in lines if x.name in [*SHOWN][:3]]
+        for k, x in enumerate(shown):
+            color, is_sd = f"C{k}", x.moment == "sd"
             # shifted a little, so that the bars of different scalars do not overlap
-            at = h + 0.004 * h.max() * (k - len(chosen) / 2)
-            values = (np.array([*s.values, s.limit]) - s.limit) / sd
-            errors = np.array([*s.errors, s.limit_error]) / sd
-            label, marker = f"{s.moment} of {s.name}", "o" if is_sd else "s"
+            at = np.array([*h, 0.0]) + 0.004 * h[0] * (k - len(shown) / 2)
+            values = (np.array([*x.values, x.limit]) - x.limit) / sds[x.name]
+            errors = np.array([*x.errors, x.limit_error]) / sds[x.name]
+            label, marker = f"{x.moment} of {x.name}", "o" if is_sd else "s"
             ax.errorbar(at, values, errors, color=color, fmt=marker, markersize=4, label=label)
-            ax.plot(h, s.slope * h / sd, "-" if is_sd else "--", color=color, linewidth=1)
+            ax.plot([h[0], 0], [x.bias, 0], "-" if is_sd else "--", color=color, linewidth=1)
         ax.axhline(0, color="0.5", linewidth=0.8)
-        ax.axvline(curve.step_size, color="0.5", linestyle=":", label="kernel's own h")
-        ax.set(title=f"{TITLES[name]}\nh = {curve.step_size:.2g}", xlabel="step size h")
+        ax.axvline(h[0], color="0.5", linestyle=":", label="step size of the run")
+        ax.set(title=f"{TITLES[name]}\nh = {h[0]:.2g}", xlabel="step size h")
     axes[0, 0].set_ylabel("bias, in sd at the smallest h")
     handles = ax.get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=3, frameon=False)
@@ -277,7 +334,7 @@ def plane(draws: Mapping[str, np.ndarray]) -> Any:
 def make(effort: Effort) -> Iterator[tuple[str, Any]]:
     """Names and contents of tables and figures."""
     reference = run(NUTS(model), effort)
-    idatas, rows, planes = {}, [], {"NUTS": _plane_draws(reference)}
+    idatas, rows, planes, curves = {}, [], {"NUTS": _plane_draws(reference)}, {}
     for name in effort.runs:
         mcmc = run(kernel(name, effort), effort)
         report = diagnose(mcmc)
@@ -293,22 +350,15 @@ def make(effort: Effort) -> Iterator[tuple[str, Any]]:
             if name == "step":
                 yield "compare_step.md", _block(compare(mcmc, reference))
             yield f"{name}.png", marginals(mcmc, reference)
+            h = np.median(mcmc.last_state.step_size) * np.array(FACTORS)
+            smaller = [run(kernel(name, effort, step_size=float(x)), effort) for x in h[1:]]
+            curves[name] = h, lines_over(h, [mcmc, *smaller])
+            if name == "step":
+                yield "bias_step.md", table_of_lines(*curves[name])
     head = [f"| {' | '.join(SUMMARY_HEAD)} |", "|---" * len(SUMMARY_HEAD) + "|"]
     yield "summary.md", "\n".join([*head, *rows])
     yield "traces.png", traces(idatas)
     yield "plane.png", plane(planes)
-    curves = {}
-    for name in [name for name in ENDS if name in effort.runs]:
-        curves[name] = bias_vs_step(
-            kernel(name, effort),
-            jax.random.key(3),
-            *data(),
-            num_warmup=effort.curve_warmup,
-            num_samples=effort.curve_samples,
-            num_chains=effort.num_chains,
-        )
-        if name == "step":
-            yield "bias_step.md", _block(curves[name])
     yield "bias.png", bias_curves(curves)
 
 

@@ -6,18 +6,14 @@ from .comparison import Comparison, ScalarDifference, compare
 from .inference_data import to_inference_data
 from .predictive import PredictionStream
 from .report import Report, diagnose
-from .step_size_bias import BiasCurve, ScalarBias, bias_vs_step
 
 __all__ = [
-    "BiasCurve",
     "Check",
     "Comparison",
     "PredictionStream",
     "Report",
     "SamplingWarning",
-    "ScalarBias",
     "ScalarDifference",
-    "bias_vs_step",
     "compare",
     "diagnose",
     "to_inference_data",
