@@ -20,6 +20,7 @@ from jax import random
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 from numpyro.infer import MCMC, NUTS, Predictive, log_likelihood
+from scipy import stats
 from targets import as_if_run
 
 import numpyro_geom
@@ -470,6 +471,49 @@ def test_dimensions_of_nested_plates_and_local_latents() -> None:
     assert idata.observed_data["y"].dims == ("data", "y_dim_0")
     # an event of the likelihood is one value
     assert idata.log_likelihood["y"].dims == (*sample_dims, "data")
+
+
+PRIOR_SD = 0.1
+
+
+def conflicting(y: jax.Array) -> None:
+    """A prior that says 0 and data that say 1; a scale whose prior says little."""
+    numpyro.sample("scale", dist.HalfNormal(10))
+    with numpyro.plate("groups", 2):
+        level = numpyro.sample("level", dist.Normal(0, PRIOR_SD))
+    with numpyro.plate("data", y.shape[0]) as i:
+        numpyro.sample("y", dist.Normal(level[i % 2], 1), obs=y[i])
+
+
+def test_log_prior_and_sensitivity_to_the_prior() -> None:
+    rng = np.random.default_rng(0)
+    y = 1 + rng.normal(size=40)
+    scale = rng.uniform(0.8, 1.2, size=(2, 500))
+    precision = 1 / PRIOR_SD**2 + y.size / 2
+    mean = np.array([y[0::2].sum(), y[1::2].sum()]) / precision
+    level = mean + rng.normal(size=(2, 500, 2)) / np.sqrt(precision)
+    mcmc = as_run(NUTS(conflicting), {"scale": scale, "level": level}, jnp.asarray(y))
+    idata = to_inference_data(mcmc, log_likelihood=True, log_prior=True)
+
+    prior = idata.log_prior
+    assert prior["level"].dims == ("chain", "draw", "groups")
+    tails = np.log(2) + stats.norm.logpdf(scale, 0, 10)  # no Jacobian: a density of the scale
+    for name, expected in {"scale": tails, "level": stats.norm.logpdf(level, 0, PRIOR_SD)}.items():
+        np.testing.assert_allclose(prior[name], expected, rtol=1e-5, atol=LOG_PROB_ATOL)
+    # a prior to the power 1.5 moves the mean as its precision times 1.5 does
+    weight = np.exp(0.5 * prior["level"].sum("groups"))
+    moved = idata.posterior["level"].weighted(weight).mean(("chain", "draw"))
+    expected = mean * precision / (precision + 0.5 / PRIOR_SD**2)
+    errors = 5 / np.sqrt(precision * level[..., 0].size)  # one in a million runs is outside
+    np.testing.assert_allclose(moved, expected, rtol=0, atol=errors)
+    assert np.all(level.mean((0, 1)) - expected > errors)
+    sensitivity = az.psense(idata) if hasattr(az, "psense") else az.psens(idata)
+    assert sensitivity["level"].min() > 0.05 > sensitivity["scale"]  # the authors' threshold
+
+
+def test_log_prior_needs_a_model(potential_run: MCMC) -> None:
+    with pytest.raises(ValueError, match="log_prior needs a kernel with a model"):
+        to_inference_data(potential_run, log_prior=True)
 
 
 def factored(y: jax.Array) -> None:

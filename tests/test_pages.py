@@ -86,7 +86,7 @@ def test_pages(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("package", sorted(OPTIONAL))
 def test_what_blocks_of_pages_need(package: str) -> None:
-    pytest.importorskip(package, reason="blocks of docs/how_to/data.md that need it are not run")
+    pytest.importorskip(package, reason="blocks of docs/how_to that need it are not run")
 
 
 def test_gallery_shows_every_example() -> None:

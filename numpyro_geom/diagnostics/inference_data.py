@@ -41,6 +41,7 @@ def to_inference_data(
     mcmc: MCMC | LaplaceDraws,
     *,
     log_likelihood: bool | str | Sequence[str] = False,
+    log_prior: bool = False,
     gradients: bool = False,
     coords: Mapping[str, Sequence] | None = None,
     **groups: Mapping[str, Any],
@@ -67,6 +68,9 @@ def to_inference_data(
     - ``log_likelihood``: log p(row | draw) of every row under every draw, on the full data. As
       in `numpyro.infer.log_likelihood`, a masked row has 0, and the factors of ``scale``
       handlers and of plates are left out.
+    - ``log_prior``: log p(site) of every latent site under every draw, in the model's own space.
+      With it and ``log_likelihood``, ``az.psense_summary`` of ArviZ 1.x tells how much the
+      posterior depends on the prior.
     - ``unconstrained_posterior``: on request. For each latent site ``w`` it holds the unconstrained
       values ``z.w`` and the gradients ``grad_U.w`` there, on the full data.
 
@@ -87,6 +91,7 @@ def to_inference_data(
             ``sample_shape=(chains, draws)``, or ``(draws,)`` for one chain.
         log_likelihood: True for all observed sites, or the names of some. A ``numpyro.factor`` site
             is included only if it is named. Size: chains x draws x rows.
+        log_prior: True for the log prior densities of the latent sites.
         gradients: True for gradients of U on all rows at the draws. From them
             `numpyro_geom.diagnostics.diagnose` computes errors of means and standard deviations.
         coords: labels of dimensions, by name of the dimension. They replace 0, 1, ....
@@ -135,6 +140,8 @@ def to_inference_data(
     run = run_of_guide(mcmc) if of_guide else run_of_mcmc(mcmc)
     model = model_of(mcmc)
     pointwise = _pointwise_sites(model, log_likelihood)
+    if check_flag("log_prior", log_prior) and model is None:
+        raise ValueError("log_prior needs a kernel with a model, and this one has potential_fn")
     if check_flag("gradients", gradients) and (model is None or not targets_model(mcmc)):
         raise ValueError(
             "gradients=True needs a kernel with a model whose posterior is the target: not "
@@ -146,9 +153,11 @@ def to_inference_data(
     found = {"posterior": draws, "sample_stats": run.stats}
     if model is not None:
         found["observed_data"] = observed_values(model)
-    if model is not None and pointwise:
-        values = pointwise_log_prob(model, latent_draws(model, draws), pointwise)
-        found["log_likelihood"] = {n: x.reshape((*shape, *x.shape[1:])) for n, x in values.items()}
+    priors = model.of_kind("latent") if model is not None and log_prior else []
+    for group, names in {"log_likelihood": pointwise, "log_prior": priors}.items():
+        if model is not None and names:
+            values = pointwise_log_prob(model, latent_draws(model, draws), names)
+            found[group] = {n: x.reshape((*shape, *x.shape[1:])) for n, x in values.items()}
     if model is not None and gradients:
         found["unconstrained_posterior"], told = gradients_at_draws(model, draws)
         facts |= told
@@ -355,7 +364,7 @@ def _axes(
     names: list[str | None] = [None] * len(shape)
     site = None if model is None else model.sites.get(name)
     if model is not None and site is not None:
-        has_events = group != "log_likelihood"
+        has_events = group not in ("log_likelihood", "log_prior")
         rows = len(shape) - (site.event_dim if has_events else 0)
         for order, (plate, dim) in enumerate(site.plates):
             # the event axes of a deterministic site are unknown: assume that plates come first
