@@ -63,7 +63,7 @@ def test_guide_reads_numpy_arguments_and_new_values_of_them():
 
 def test_swag_reads_numpy_arguments():
     swag = SWAG(reads_values, batch_size=20)
-    params = swag.fit(random.key(0), GROUP, Y)
+    params = swag.fit(random.key(0), GROUP, Y, init_params={"a": jnp.zeros(3)})
     assert swag.sample_posterior(random.key(1), params)["a"].shape == (3,)
 
 

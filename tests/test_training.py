@@ -103,7 +103,7 @@ def test_chains_swag_and_guides_start_there() -> None:
     np.testing.assert_allclose(params["auto_loc"], one["w"])
     swag = SWAG(regression, batch_size=20, rank=2, num_steps=10, learning_rate=1e-6)
     near = swag.fit(random.key(0), X, Y, init_params=one)
-    np.testing.assert_allclose(near.mean, one["w"], atol=0.02)
+    np.testing.assert_allclose(near.mean["w"], one["w"], atol=0.02)
     again = train(regression, random.key(1), X, Y, init_params=one, num_epochs=1)
     np.testing.assert_allclose(again.position["w"], one["w"], atol=2e-3)
 

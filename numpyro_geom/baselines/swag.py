@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import lax, random
 from jax.flatten_util import ravel_pytree
 from numpyro.infer import init_to_uniform
@@ -22,17 +22,16 @@ from .._checks import (
     check_number,
     check_shape,
 )
-from .._util import LANES, PyTree
+from .._random import tree_normal
+from .._util import LANES, PyTree, tree_axpy
 from ..model.arguments import on_device
 from ..model.derivatives import linearize
 from ..model.model import Model
 from ..model.potential import Potential
 from ..sampling.algorithm import check_noisy
 from ..warmup.lanczos import LANCZOS_STEPS, extreme_eigenvalues
-from ..warmup.training import start, train
+from ..warmup.training import start
 
-MODE_STEPS = 5_000
-"""Adam steps to a mode, at a rate that falls from 0.01 along a cosine, without ``init_params``."""
 BURN_IN = 0.2
 """Share of the constant-rate steps before the first snapshot."""
 LARGEST_RATE_DRIFT = 0.5
@@ -40,42 +39,26 @@ LARGEST_RATE_DRIFT = 0.5
 
 
 class SWAGParams(NamedTuple):
-    """The fitted Gaussian, on the flattened unconstrained space of dimension D.
+    """The fitted Gaussian over unconstrained site values.
 
     Attributes:
-        mean: mean of the snapshots, shape (D,).
-        variance: second central moment of the snapshots, entry by entry, shape (D,).
+        mean: mean of the snapshots, a pytree like a position.
+        variance: second central moment of the snapshots, entry by entry.
         deviations: the last ``rank`` snapshots, each minus the mean of all snapshots up to it,
-            oldest first, shape (rank, D).
+            oldest first; the first axis has the size ``rank``.
         learning_rate: the constant rate l of theta' = theta - l grad Uhat / N, a scalar.
     """
 
-    mean: jax.Array
-    variance: jax.Array
-    deviations: jax.Array
+    mean: PyTree
+    variance: PyTree
+    deviations: PyTree
     learning_rate: jax.Array
-
-
-class Moments(NamedTuple):
-    """Running moments of a sequence of vectors.
-
-    Attributes:
-        mean: shape (D,).
-        sum_squares: sum of squared differences from the mean, shape (D,).
-        deviations: the last deviations, in a ring, shape (rank, D).
-        num_values: number of vectors so far.
-    """
-
-    mean: jax.Array
-    sum_squares: jax.Array
-    deviations: jax.Array
-    num_values: jax.Array
 
 
 class SWAG(Guide):
     """A NumPyro-style guide: a Gaussian with the moments of an SGD path. Approximate.
 
-    From a mode, which `numpyro_geom.train` finds, descent goes on at a constant rate l::
+    From a mode, such as `numpyro_geom.train` finds, descent goes on at a constant rate l::
 
         theta' = theta - l grad Uhat(theta) / N
 
@@ -112,7 +95,8 @@ class SWAG(Guide):
 
     Raises:
         TypeError: for arguments of the wrong type.
-        ValueError: for values out of range; from `fit` for a model that has no minibatches.
+        ValueError: for values out of range; from `fit` without a position to start from, and for a
+            model that has no minibatches.
         FloatingPointError: from `fit`, if the path leaves the finite numbers.
         RuntimeError: from `sample_posterior`, before `fit` and without model arguments.
 
@@ -120,7 +104,7 @@ class SWAG(Guide):
         >>> import jax, numpyro
         >>> import numpyro.distributions as dist
         >>> from numpyro.infer import Predictive
-        >>> from numpyro_geom import SWAG
+        >>> from numpyro_geom import SWAG, train
         >>> def model(X, y=None):
         ...     w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
         ...     with numpyro.plate("data", X.shape[0]) as i:
@@ -128,11 +112,12 @@ class SWAG(Guide):
         >>> X = jax.random.normal(jax.random.key(0), (500, 2))
         >>> y = X @ jnp.array([1.0, -1.0])
         >>> guide = SWAG(model, batch_size=50, num_steps=1000)
-        >>> params = guide.fit(jax.random.key(1), X, y)
-        >>> draws = guide.sample_posterior(jax.random.key(2), params, sample_shape=(100,))
+        >>> mode = train(model, jax.random.key(1), X, y, batch_size=50).position
+        >>> params = guide.fit(jax.random.key(2), X, y, init_params=mode)
+        >>> draws = guide.sample_posterior(jax.random.key(3), params, sample_shape=(100,))
         >>> draws["w"].shape
         (100, 2)
-        >>> Predictive(model, draws)(jax.random.key(3), X[:10])["y"].shape
+        >>> Predictive(model, draws)(jax.random.key(4), X[:10])["y"].shape
         (100, 10)
 
     References:
@@ -179,8 +164,7 @@ class SWAG(Guide):
         self._burn_in, self._collect_every = burn_in, collect_every
         self._num_snapshots = num_snapshots
         self._batch_size: Any = batch_size
-        # the model with its arguments, and the map from vectors to its positions
-        self._fitted: tuple[Model, Callable[[jax.Array], PyTree]] | None = None
+        self._fitted: Model | None = None  # the model with its arguments
 
     def fit(
         self, rng_key: jax.Array, *args: Any, init_params: PyTree = None, **kwargs: Any
@@ -188,46 +172,37 @@ class SWAG(Guide):
         """Run constant-rate descent from a mode, and return the moments of its path.
 
         Args:
-            rng_key: for the start and the rows.
+            rng_key: for the rows.
             args: the model's arguments.
-            init_params: unconstrained site values where the path starts, such as the position of
-                `numpyro_geom.train`; None for that of 5,000 Adam steps.
+            init_params: unconstrained site values where the path starts: a mode, such as the
+                position of `numpyro_geom.train`.
             kwargs: the model's keyword arguments.
         """
         check_key("rng_key", rng_key)
-        key_start, key_path = random.split(rng_key)
-        model, position = self._start(key_start, init_params, args, kwargs)
+        model, mode = self._start(init_params, args, kwargs)
         check_noisy(
             model.potential(), "SWAG describes the noise of minibatch gradients", "use train"
         )
         if init_params is None:
-            schedule = optax.cosine_decay_schedule(0.01, MODE_STEPS)
-            how: dict[str, Any] = {
-                "batch_size": self._batch_size,
-                "optimiser": optax.adam(schedule),
-                "num_epochs": -(-MODE_STEPS // model.plan.steps_per_epoch),
-                "validation": 0.0,
-            }
-            # in one argument, because the model's keywords may be those of `train`
-            position = train(
-                lambda given, *args: self.model(*args, **given), key_start, kwargs, *args, **how
-            ).position
-        mode, unravel = ravel_pytree(position)
+            raise ValueError(
+                "SWAG goes on from a mode: expected init_params, such as "
+                "train(model, rng_key, *args, batch_size=100).position"
+            )
 
         @jax.jit
-        def path(arrays: list, mode: jax.Array, rng_key: jax.Array) -> tuple:
+        def path(arrays: list, mode: PyTree, rng_key: jax.Array) -> tuple:
             # traced, because large arrays take long to compile as constants
-            return self._path(model.with_arrays(arrays).potential(), unravel, mode, rng_key)
+            return self._path(model.with_arrays(arrays).potential(), mode, rng_key)
 
-        params, energy = path(model.arrays, mode, key_path)
-        if not (all(np.all(np.isfinite(x)) for x in params) and np.isfinite(energy)):
+        params, energy = path(model.arrays, mode, rng_key)
+        if not (all(np.all(np.isfinite(x)) for x in jax.tree.leaves(params) + [energy])):
             raise FloatingPointError(
                 "constant-rate descent left the finite numbers: expected a finite energy and "
                 f"position all the way, got energy {energy:.4g} at learning_rate="
                 f"{float(params.learning_rate):.3g}. Pass a smaller one, a larger batch_size, or "
                 "the position of a longer training as init_params"
             )
-        self._fitted = model, unravel
+        self._fitted = model
         return params
 
     def sample_posterior(
@@ -251,12 +226,14 @@ class SWAG(Guide):
             Site name -> values in the site's support, ``sample_shape`` first.
         """
         shape = check_shape("sample_shape", sample_shape)
-        constrain = self._constrain_fn(args, kwargs)
-        flat = normal_draws(rng_key, params, shape)
+        model = self._model(params, args, kwargs)
+
+        def draw(key: jax.Array) -> dict:
+            return model.constrain(normal_draw(key, params))
+
         if not shape:
-            return constrain(flat)
-        flat = flat.reshape(-1, flat.shape[-1])
-        values = lax.map(constrain, flat, batch_size=LANES)
+            return draw(rng_key)
+        values = lax.map(draw, random.split(rng_key, math.prod(shape)), batch_size=LANES)
         return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), values)
 
     def median(self, params: SWAGParams, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
@@ -264,127 +241,109 @@ class SWAG(Guide):
 
         The arguments are as for `sample_posterior`.
         """
-        return self._constrain_fn(args, kwargs)(params.mean)
+        return self._model(params, args, kwargs).constrain(params.mean)
 
-    def _start(
-        self, rng_key: jax.Array, init_params: PyTree, args: tuple, kwargs: dict
-    ) -> tuple[Model, PyTree]:
+    def _start(self, init_params: PyTree, args: tuple, kwargs: dict) -> tuple[Model, PyTree]:
         how: dict[str, Any] = {"batch_size": self._batch_size, "init_strategy": init_to_uniform}
-        return start(self.model, rng_key, init_params, args, kwargs, **how)
+        return start(self.model, random.key(0), init_params, args, kwargs, **how)
+
+    def _model(self, params: SWAGParams, args: tuple, kwargs: dict) -> Model:
+        """The model with other arguments, or with those of `fit`."""
+        if not (args or kwargs):
+            if self._fitted is None:
+                raise RuntimeError(
+                    "expected `fit` first, or the model's arguments: call "
+                    "`params = guide.fit(rng_key, *args, init_params=...)`, or pass `*args` with "
+                    "saved params"
+                )
+            return self._fitted
+        if self._fitted is None:
+            self._fitted, _ = self._start(params.mean, args, kwargs)
+        args, kwargs = on_device(args, kwargs)
+        return self._fitted.replace(args=args, kwargs=kwargs)
 
     def _path(
-        self, potential: Potential, unravel: Callable, mode: jax.Array, rng_key: jax.Array
+        self, potential: Potential, mode: PyTree, rng_key: jax.Array
     ) -> tuple[SWAGParams, jax.Array]:
         """The moments of descent from a mode, and the energy at its end."""
         key_stream, key_rate, key_descent, key_rows = random.split(rng_key, 4)
-        num_data, given = potential.num_data, self._learning_rate
-
-        def energy(flat: jax.Array, batch: Any) -> jax.Array:
-            return potential.energy(unravel(flat), batch)
-
-        if isinstance(given, str):
-            rate = num_data * _stable_rate(energy, potential, mode, key_rate)
-        else:
-            rate = jnp.asarray(given, mode.dtype)
+        rate: Any = self._learning_rate
+        if isinstance(rate, str):
+            rate = potential.num_data * _stable_rate(potential, mode, key_rate)
+        rate = jnp.asarray(rate, jnp.result_type(*jax.tree.leaves(mode)))
 
         def step(_: Any, carry: tuple) -> tuple:
-            flat, key, stream = carry
+            position, key, stream = carry
             key, key_batch = random.split(key)
             batch, stream = potential.draw(key_batch, stream)
-            return flat - rate / num_data * jax.grad(energy)(flat, batch), key, stream
+            grad = jax.grad(potential.energy)(position, batch)
+            return tree_axpy(-rate / potential.num_data, grad, position), key, stream
 
-        def snapshot(carry: tuple, _: None) -> tuple[tuple, None]:
+        def snapshot(carry: tuple, count: jax.Array) -> tuple[tuple, None]:
             descent, moments = carry
             descent = lax.fori_loop(0, self._collect_every, step, descent)
-            return (descent, update_moments(moments, descent[0])), None
+            return (descent, update_moments(moments, descent[0], count)), None
 
         descent = mode, key_descent, potential.init_stream(key_stream)
-        carry = lax.fori_loop(0, self._burn_in, step, descent), init_moments(mode, self._rank)
-        (descent, moments), _ = lax.scan(snapshot, carry, None, self._num_snapshots)
-        params = SWAGParams(
-            mean=moments.mean,
-            variance=moments.sum_squares / self._num_snapshots,
-            deviations=jnp.roll(moments.deviations, -(self._num_snapshots % self._rank), axis=0),
-            learning_rate=rate,
-        )
-        return params, energy(descent[0], potential.curvature_batch(key_rows))
-
-    def _constrain_fn(self, args: tuple, kwargs: dict) -> Callable[[jax.Array], dict]:
-        """From a flat position to site values."""
-        if self._fitted is None:
-            if not (args or kwargs):
-                raise RuntimeError(
-                    "expected `fit` first, or the model's arguments: call "
-                    "`params = guide.fit(rng_key, *args)`, or pass `*args` with saved params"
-                )
-            model, position = self._start(random.key(0), None, args, kwargs)
-            self._fitted = model, ravel_pytree(position)[1]
-        model, unravel = self._fitted
-        if args or kwargs:
-            args, kwargs = on_device(args, kwargs)
-            model = model.replace(args=args, kwargs=kwargs)
-        return lambda flat: model.constrain(unravel(flat))
+        zeros = jax.tree.map(jnp.zeros_like, mode)
+        last = jax.tree.map(lambda x: jnp.zeros((self._rank, *x.shape), x.dtype), mode)
+        carry = lax.fori_loop(0, self._burn_in, step, descent), (zeros, zeros, last)
+        counts = jnp.arange(1, self._num_snapshots + 1)
+        (descent, (mean, squares, deviations)), _ = lax.scan(snapshot, carry, counts)
+        variance = jax.tree.map(lambda x: x / self._num_snapshots, squares)
+        energy = potential.energy(descent[0], potential.curvature_batch(key_rows))
+        return SWAGParams(mean, variance, deviations, rate), energy
 
 
-def normal_draws(
-    rng_key: jax.Array, params: SWAGParams, sample_shape: tuple[int, ...]
-) -> jax.Array:
-    """Flat unconstrained positions from the Gaussian of `SWAG`, shape (*sample_shape, D)."""
+def normal_draw(rng_key: jax.Array, params: SWAGParams) -> PyTree:
+    """An unconstrained position from the Gaussian of `SWAG`."""
     key_diagonal, key_deviations = random.split(rng_key)
-    rank, size = params.deviations.shape
-    dtype = params.mean.dtype
-    z1 = random.normal(key_diagonal, (*sample_shape, size), dtype)
-    z2 = random.normal(key_deviations, (*sample_shape, rank), dtype)
-    low_rank = jnp.matmul(z2, params.deviations, precision=lax.Precision.HIGHEST)
-    scale = jnp.sqrt(params.variance / 2)
-    return params.mean + scale * z1 + low_rank / (2 * (rank - 1)) ** 0.5
+    rank = jax.tree.leaves(params.deviations)[0].shape[0]
+    weights = random.normal(key_deviations, (rank,)) / (2 * (rank - 1)) ** 0.5
+
+    def one(m: jax.Array, v: jax.Array, d: jax.Array, z: jax.Array) -> jax.Array:
+        low_rank = jnp.tensordot(weights.astype(m.dtype), d, 1, precision=lax.Precision.HIGHEST)
+        return m + jnp.sqrt(v / 2) * z + low_rank
+
+    return jax.tree.map(one, *params[:3], tree_normal(key_diagonal, params.mean))
 
 
-def init_moments(like: jax.Array, rank: int) -> Moments:
-    """Moments of no vectors yet, for vectors like ``like``."""
-    zeros = jnp.zeros_like(like)
-    return Moments(zeros, zeros, jnp.zeros((rank, like.size), like.dtype), jnp.zeros((), jnp.int32))
+def update_moments(moments: tuple, value: PyTree, count: jax.Array) -> tuple:
+    """Moments with one more value, by Welford's recursion; ``count`` is the new number of values.
+
+    The moments are the mean, the sum of squared differences from it, and the last deviations.
+    """
+
+    def one(mean: jax.Array, squares: jax.Array, last: jax.Array, x: jax.Array) -> tuple:
+        before = x - mean
+        mean = mean + before / count.astype(x.dtype)
+        after = x - mean
+        return mean, squares + before * after, jnp.concatenate([last[1:], after[None]])
+
+    found = jax.tree.map(one, *moments, value)
+    return jax.tree.transpose(jax.tree.structure(value), jax.tree.structure((0, 0, 0)), found)
 
 
-def update_moments(moments: Moments, value: jax.Array) -> Moments:
-    """Moments with one more vector, by Welford's recursion."""
-    num_values = moments.num_values + 1
-    before = value - moments.mean
-    mean = moments.mean + before / num_values.astype(value.dtype)
-    after = value - mean
-    oldest = moments.num_values % moments.deviations.shape[0]
-    return Moments(
-        mean=mean,
-        sum_squares=moments.sum_squares + before * after,
-        deviations=moments.deviations.at[oldest].set(after),
-        num_values=num_values,
-    )
-
-
-def _stable_rate(
-    energy: Callable[[jax.Array, Any], jax.Array],
-    potential: Potential,
-    position: jax.Array,
-    rng_key: jax.Array,
-) -> jax.Array:
+def _stable_rate(potential: Potential, position: PyTree, rng_key: jax.Array) -> jax.Array:
     """The rate h = min(2 D / tr C, 1 / (2 lam)) of theta' = theta - h grad Uhat; see `SWAG`."""
     key_noise, key_curvature = random.split(rng_key)
+    flat, unravel = ravel_pytree(position)
 
     def gradient(key: jax.Array) -> Callable[[jax.Array], jax.Array]:
         key_stream, key_batch = random.split(key)
         batch, _ = potential.draw(key_batch, potential.init_stream(key_stream))
-        return jax.grad(lambda flat: energy(flat, batch))
+        return jax.grad(lambda x: potential.energy(unravel(x), batch))
 
     def noise(key: jax.Array) -> jax.Array:
-        first, second = (gradient(k)(position) for k in random.split(key))
+        first, second = (gradient(k)(flat) for k in random.split(key))
         return jnp.sum((first - second) ** 2) / 2
 
     def curvature(key: jax.Array) -> jax.Array:
         key_batch, key_start = random.split(key)
-        _, product = linearize(gradient(key_batch), position)
-        start = random.normal(key_start, position.shape, position.dtype)
-        return extreme_eigenvalues(product, position.size, start, LANCZOS_STEPS).largest_magnitude
+        _, product = linearize(gradient(key_batch), flat)
+        start = random.normal(key_start, flat.shape, flat.dtype)
+        return extreme_eigenvalues(product, flat.size, start, LANCZOS_STEPS).largest_magnitude
 
     trace = jnp.mean(lax.map(noise, random.split(key_noise, 64)))
     lam = jnp.max(jnp.abs(lax.map(curvature, random.split(key_curvature, 8))))
-    return jnp.minimum(2 * position.size / trace, LARGEST_RATE_DRIFT / lam)
+    return jnp.minimum(2 * flat.size / trace, LARGEST_RATE_DRIFT / lam)
