@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -13,10 +14,18 @@ from numpyro.util import is_prng_key
 
 from . import _random
 from ._checks import check_energy
-from ._util import PyTree, is_traced, tree_vdot, words
+from ._util import PyTree, all_finite, is_traced, tree_vdot, tree_where, words
 from .bound import Bound
 from .model.arrowhead import ArrowRoot, Layout
-from .model.centring import MUCH, Shares, find_paths, find_shares, unmeasured
+from .model.centring import (
+    MUCH,
+    Shares,
+    coordinates,
+    find_paths,
+    find_shares,
+    onto_paths,
+    unmeasured,
+)
 from .model.control_variate import init_control, replace_anchor
 from .model.jaxprs import compiled
 from .sampling.algorithm import Algorithm, adapts, check_random, draw_of
@@ -36,11 +45,13 @@ def start_chains(
     position: PyTree,
     *,
     unknown: bool,
+    near: bool = False,
 ) -> SGState:
     """The state of one chain before its first draw, or of several chains.
 
     There are as many chains as keys; their positions are in one pytree. ``unknown`` tells that
-    NumPyro and not the user chose the position, so that a search may improve it.
+    NumPyro and not the user chose the position, so that a search may improve it. With ``near`` an
+    earlier search has been there.
 
     Raises:
         ValueError: if the algorithm cannot use the potential.
@@ -54,10 +65,12 @@ def start_chains(
         searches = settings.schedule is None or settings.control_variate
     moving = searches and unknown and num_warmup > 0
 
-    def start(rng_key: jax.Array, position: PyTree) -> SGState:
-        return init_chain(target, algorithm, settings, rng_key, num_warmup, position, moving)
+    def start(rng_key: jax.Array, position: PyTree, near: jax.Array) -> SGState:
+        of_chain = replace(target, near=near)
+        return init_chain(of_chain, algorithm, settings, rng_key, num_warmup, position, moving)
 
-    return compiled(start if is_prng_key(rng_key) else jax.vmap(start), rng_key, position)
+    lanes = start if is_prng_key(rng_key) else jax.vmap(start, (0, 0, None))
+    return compiled(lanes, rng_key, position, np.asarray(near))
 
 
 def shares_at(bound: Bound, state: SGState, first: bool) -> Shares:
@@ -69,7 +82,6 @@ def shares_at(bound: Bound, state: SGState, first: bool) -> Shares:
     if is_traced(state):
         return {}
     used: Any = bound.shares
-    model: Any = bound.model
     scale = state.scale
     parts: Any = state.z, scale.centre, scale.root
     if not is_prng_key(state.rng_key):
@@ -86,17 +98,42 @@ def shares_at(bound: Bound, state: SGState, first: bool) -> Shares:
         variance = unravel(compiled(ArrowRoot.variances_given_shared, root))
     elif centre.size > DENSE_LIMIT:
         variance = unravel(compiled(root.variances) if scale.has_both else root**2)
-    if used:
-        values = model.constrain(position)
-        position |= {name: values[name] for name in used}
+    position = _as_written(bound, position)
     found = find_shares(plain.model, plain.potential(), position, variance, used)
     if first:
         # the search in a funnel ends at too large a scale, so that shares are too large
-        return {name: np.where(share < MUCH, 0, share) for name, share in found.items()}
+        return jax.tree.map(lambda share: np.where(share < MUCH, 0, share), found)
     alike = found.keys() == used.keys() and all(
-        np.abs(found[name] - used[name]).max() < 0.1 for name in used
+        np.abs(x - y).max() < 0.1
+        for x, y in zip(*map(jax.tree.leaves, (found, dict(used))), strict=True)
     )
     return used if alike else found
+
+
+def centre_in(bound: Bound, new: Bound, state: SGState, position: PyTree) -> PyTree:
+    """Where a search in new coordinates starts: at the centre of the scale in the present ones.
+
+    If that is not finite, at ``position``.
+    """
+
+    def moved(centre: jax.Array, z: PyTree, position: PyTree) -> PyTree:
+        model: Any = new.model
+        plain = _as_written(bound, ravel(z)[1](centre))
+        record = model.replace(shares={}).trace(plain, unconstrained=True)
+        found = plain | coordinates(record, model.shares) | onto_paths(model, plain)
+        return tree_where(all_finite(found), found, position)
+
+    single = is_prng_key(state.rng_key)
+    return compiled(moved if single else jax.vmap(moved), state.scale.centre, state.z, position)
+
+
+def _as_written(bound: Bound, position: PyTree) -> PyTree:
+    """The position in the coordinates in which the model is written."""
+    model: Any = bound.model
+    if not bound.shares:
+        return position
+    values = model.constrain(position)
+    return position | {name: values[name] for name in bound.shares}
 
 
 def first_shares(bound: Bound, position: PyTree, *, batched: bool) -> Shares:

@@ -37,7 +37,15 @@ from ._checks import (
 )
 from ._util import PyTree, in_trace, is_traced
 from .bound import Bound, bind
-from .chain import decide, first_shares, for_new_arguments, next_draw, shares_at, start_chains
+from .chain import (
+    centre_in,
+    decide,
+    first_shares,
+    for_new_arguments,
+    next_draw,
+    shares_at,
+    start_chains,
+)
 from .model.arguments import differentiated, on_device
 from .model.bad_rows import check_finite, fault_at
 from .model.centring import Shares
@@ -212,24 +220,25 @@ class SGKernel(MCMCKernel):
         if bound.model is not None and bound.settings.trains and unknown and num_warmup > 0:
             position, unknown = trained(bound.model, key_model, position, single=single), False
 
-        def start(rng_key: jax.Array, position: PyTree, shares: Shares) -> SGState:
+        def start(position: PyTree, shares: Shares, near: bool = False) -> SGState:
             one = bound.with_shares(shares) if shares else bound
-            return start_chains(
-                one.target(), algorithm, one, rng_key, num_warmup, position, unknown=unknown
-            )
+            how = {"unknown": unknown, "near": near}
+            given = one.target(), algorithm, one, key_state, num_warmup, position
+            return start_chains(*given, **how)
 
         opening: Shares = {}
         if init_params is None and not bound.shares:
             opening = first_shares(bound, position, batched=not single)
-        state = start(key_state, position, opening)
+        state = start(position, opening)
         if opening:
             for k in range(3):
                 shares = shares_at(bound, state, first=k == 0)
                 if shares is bound.shares or not (shares or bound.shares):
                     break
                 self._bound = self.bound.with_shares(shares)
-                bound = self.bound.on(args, kwargs)
-                state = start(key_state, position, {**opening, **shares})
+                before, bound = bound, self.bound.on(args, kwargs)
+                position = centre_in(before, bound, state, position)
+                state = start(position, {**opening, **shares}, near=True)
             self._shares = jax.tree.flatten((args, kwargs)), bound.shares
         self._check_start(state, args, kwargs)
         if not single:

@@ -22,13 +22,17 @@ search has ended, and the scale s_0 there, the coordinates of a `Path` are
 They keep the neighbours of each time. The share c is that of the rows in the precision, as a mean
 over the times: innovations have 1 - c of the variance in the posterior that they have in the prior.
 
+A model may be written the other way: values z ~ N(0, 1) enter the rows as s z. The program of its
+densities shows such a `Product`. The coordinates u = s^c z have the same share c, so the chain does
+not depend on how the model is written. They stay z where no group has a share above a half.
+
 NumPyro's ``LocScaleReparam`` makes the same change to a model, but its latent site has another name
 and `print_summary` of NumPyro leaves out x. Here x keeps its name, as with any other transform.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -37,13 +41,14 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import lax
+from jax.extend.core import Jaxpr, Literal
 from jax.flatten_util import ravel_pytree as ravel
 from numpyro.primitives import Messenger
 
 from .._linalg import balanced_roots
 from .._util import PyTree, is_traced
 from .derivatives import linearize
-from .jaxprs import compiled, counts_of_scan, needed
+from .jaxprs import RESHAPES, compiled, counts_of_scan, followed, needed
 from .potential import Potential
 
 
@@ -74,7 +79,29 @@ class Path(NamedTuple):
         return jnp.sum(jnp.broadcast_to(each, np.shape(self.middle)))
 
 
-Shares = Mapping[str, np.ndarray | Path]
+class Product(NamedTuple):
+    """The coordinates of values z that enter the rows as s z alone: they are non-centred.
+
+    Attributes:
+        share: c, in a shape that broadcasts to that of z; u is s^c z.
+    """
+
+    share: Any
+
+    def x_of(self, u: jax.Array, scale: jax.Array) -> jax.Array:
+        """Z, given s."""
+        return u * _power(scale, -self.share)
+
+    def u_of(self, x: jax.Array, scale: jax.Array) -> jax.Array:
+        """U, given s."""
+        return x * _power(scale, self.share)
+
+    def log_det(self, scale: jax.Array) -> jax.Array:
+        """Log |dz/du|, given s."""
+        return -jnp.sum(self.share * jnp.log(scale))
+
+
+Shares = Mapping[str, np.ndarray | Path | Product]
 
 LOWER = 2.0
 """Shares are taken at a scale that is lower by so many of its posterior standard deviations. A
@@ -82,6 +109,11 @@ chain has to go there too. At the usual scale of eight groups, rows may have mos
 and a centred chain still misses small scales."""
 MUCH = 0.5
 """A site whose groups have at least this share from rows stays centred."""
+SIGN_KEEPING = (
+    *RESHAPES, "add", "concatenate", "cumsum", "div", "dynamic_slice", "gather", "log1p", "mul",
+    "pow", "reduce_sum", "slice", "sqrt",
+)  # fmt: skip
+"""Operations whose results are positive if all numbers are."""
 STEPS = 16
 """Shares are multiples of one over this number, so that rounding errors do not change them."""
 
@@ -107,7 +139,7 @@ class InShares(Messenger):
 
     def __init__(self, fn: Any, shares: Shares) -> None:
         super().__init__(fn)
-        self.shares = {n: x for n, x in shares.items() if not isinstance(x, Path)}
+        self.shares = {n: x for n, x in shares.items() if not isinstance(x, Path | Product)}
         self.values: dict[str, jax.Array] = {}
         self._laws: dict[str, dist.Normal] = {}
 
@@ -136,7 +168,7 @@ def coordinates(trace: Mapping[str, Any], shares: Shares) -> dict[str, jax.Array
     """U of the sites, from a record of the model at their values x."""
     found = {}
     for name, share in shares.items():
-        if isinstance(share, Path):
+        if isinstance(share, Path | Product):
             continue
         normal: Any = normal_of(trace[name]["fn"])
         away = trace[name]["value"] - normal.loc
@@ -151,8 +183,12 @@ def unmeasured(model: Any, position: PyTree, series: tuple[str, ...] | None = No
     of a series, if the model is one.
     """
     if series is None:
-        names = _following(model, _scales_of_groups(model, position), position)
-        return {name: np.ones(position[name].shape, position[name].dtype) for name in names}
+        scales = _scales_of_groups(model, position)
+        names, found = _following(model, scales, position), {}
+        for name in (*names, *_products(model, position, names)):
+            one = np.ones(position[name].shape, position[name].dtype)
+            found[name] = one if name in names else Product(0 * one)
+        return found
     if not _are_usable(model, series, position):
         return {}
     ones = {n: np.ones([1] * position[n].ndim, position[n].dtype) for n in series}
@@ -166,8 +202,8 @@ def find_shares(
     position: PyTree,
     variance: PyTree | None = None,
     used: Any = MappingProxyType({}),
-) -> dict[str, np.ndarray]:
-    """The shares c of the sites that should not be centred; empty within a transformation.
+) -> dict[str, Any]:
+    """The shares c of sites that should not be as the model has them; empty in a transformation.
 
     The precision of a group's value is that given the parameters of no group: slopes of a group may
     lean on each other. ``variance`` are such variances of the coordinates u under the shares
@@ -176,16 +212,21 @@ def find_shares(
     """
     scales = _scales_of_groups(model, position)
     names = _following(model, scales, position)
-    if not names:
+    others = _products(model, position, names)
+    both = [*names, *others]
+    if not both:
         return {}
-    inside = [np.full(jnp.size(position[n]), n in names) for n in sorted(position)]
+    inside = [np.full(jnp.size(position[n]), n in both) for n in sorted(position)]
     index = np.flatnonzero(np.concatenate(inside))
+    shares = {n: getattr(used[n], "share", used[n]) if n in used else n in names for n in both}
 
     def measured(position: PyTree) -> dict[str, tuple[jax.Array, jax.Array]]:
-        scale = scales(position, potential.curvature_batch(jax.random.key(0)))
+        rows = potential.curvature_batch(jax.random.key(0))
+        law, factor = scales(position, rows), _factors(model, position, rows, others)
+        scale = {n: law[n] * factor.get(n, 1.0) for n in both}
         if variance is not None:
-            away = {n: _power(scale[n], 2 - 2 * used.get(n, 1)) for n in names}
-            return {n: (scale[n], 1 / (away[n] * variance[n])) for n in names}
+            own = {n: _power(factor.get(n, law[n]), 2.0 - 2 * shares[n]) for n in both}
+            return {n: (scale[n], 1 / (own[n] * variance[n])) for n in both}
         flat, unravel = ravel(position)
 
         def on_rows(rows: Any) -> jax.Array:
@@ -196,17 +237,19 @@ def find_shares(
         block = potential.on_all_rows(on_rows)[:, index]  # type: ignore[misc]
         inverse = balanced_roots((block + block.T) / 2)[1]
         precision = unravel(jnp.ones_like(flat).at[index].set(1 / jnp.sum(inverse**2, axis=0)))
-        return {name: (scale[name], precision[name]) for name in names}
+        return {n: (scale[n], precision[n] / factor.get(n, 1.0) ** 2) for n in both}
 
     found = compiled(measured, position)
     if is_traced(found):
         return {}
-    shares = {}
+    changed: dict[str, Any] = {}
     for name, measures in jax.tree.map(np.asarray, found).items():
         rounded = np.round(_share(*measures) * STEPS) / STEPS
-        if rounded.min() < MUCH:
-            shares[name] = rounded
-    return shares
+        if name in names and rounded.min() < MUCH:
+            changed[name] = rounded
+        elif name in others and rounded.max() > MUCH:
+            changed[name] = Product(rounded)
+    return changed
 
 
 def _share(scale: np.ndarray, precision: np.ndarray) -> np.ndarray:
@@ -264,25 +307,124 @@ def _some_rows(model: Any) -> Any:
     return jax.eval_shape(model.potential().curvature_batch, jax.random.key(0))
 
 
+# Products
+
+
+def _products(model: Any, position: PyTree, following: list[str]) -> list[str]:
+    """The sites with normal values z that enter all other densities as s z alone, with s > 0.
+
+    The scale s depends on other sites, and not on those that are ``following`` or products.
+    """
+    if not _may_change(model):
+        return []
+    rows = _some_rows(model)
+    normal = jax.eval_shape(_scales_of_groups(model, position), position, rows)
+    names = [n for n in normal if n not in following]
+    jaxpr, _, found = _traced_factors(model, position, rows, names)
+    inputs = dict(zip(sorted(position), jaxpr.invars, strict=False))
+    moved = {inputs[n] for n in (*found, *following)}
+    depends = {n: needed(jaxpr, [s])[1] & {*inputs.values()} for n, (s, _) in found.items()}
+    factors = [s for s, _ in found.values()]
+    part = jaxpr.replace(eqns=needed(jaxpr, factors)[0], outvars=factors)
+    positive = followed(part, [False] * len(jaxpr.invars), _positive, None)
+    signs = dict(zip(found, positive, strict=True))
+    return [n for n, given in depends.items() if given and signs[n] and not given & moved]
+
+
+def _positive(equation: Any, given: list) -> list:
+    """Whether results are positive, from the same about inputs; a rule for `followed`."""
+    name = equation.primitive.name
+    known = [
+        x or (isinstance(v, Literal) and np.all(v.val > 0))
+        for v, x in zip(equation.invars, given, strict=True)
+        if jnp.issubdtype(v.aval.dtype, jnp.floating)  # and no index
+    ]
+    return [name == "exp" or (name in SIGN_KEEPING and all(known))] * len(equation.outvars)
+
+
+def _factors(model: Any, position: PyTree, rows: Any, names: Sequence[str]) -> dict[str, jax.Array]:
+    """The scale s of products, in the shapes of their values."""
+    if not names:
+        return {}
+    jaxpr, consts, found = _traced_factors(model, position, rows, names)
+    results = [found[n][0] for n in names]
+    part = jaxpr.replace(eqns=needed(jaxpr, results)[0], outvars=results)
+    values = jax.core.eval_jaxpr(part, consts, *jax.tree.leaves((position, rows)))
+    wanted = {}
+    for name, s in zip(names, values, strict=True):
+        shape = position[name].shape
+        each = jnp.broadcast_to(s, found[name][1]).reshape(shape) if s.size > 1 else s.reshape(())
+        wanted[name] = jnp.broadcast_to(each, shape)
+    return wanted
+
+
+def _traced_factors(
+    model: Any, position: PyTree, rows: Any, names: Iterable[str]
+) -> tuple[Jaxpr, list, dict[str, tuple[Any, tuple]]]:
+    """A program of all densities; the factors of some sites' values there, and their shapes."""
+    plain = model.replace(shares={})
+
+    def densities(position: PyTree, rows: Any) -> dict[str, jax.Array]:
+        trace = plain.trace(position, rows, unconstrained=True)
+        sites = {n: s for n, s in trace.items() if s["type"] == "sample"}
+        return {n: s["fn"].log_prob(s["value"]) for n, s in sites.items()}
+
+    traced, shapes = jax.make_jaxpr(densities, return_shape=True)(position, rows)
+    jaxpr, found = traced.jaxpr, {}
+    inputs = dict(zip(sorted(position), jaxpr.invars, strict=False))
+    results = dict(zip(sorted(shapes), jaxpr.outvars, strict=True))
+    for name in names:
+        equations, _ = needed(jaxpr, [x for n, x in results.items() if n != name])
+        makers = {x: e for e in equations for x in e.outvars}
+        value, size = inputs[name], inputs[name].aval.size
+        in_order = True
+        while len(users := [e for e in equations if value in e.invars]) == 1:
+            (user,) = users
+            if user.primitive.name not in (*RESHAPES, "gather"):
+                break
+            value = user.outvars[0]
+            in_order &= user.primitive.name != "gather" and value.aval.size == size
+        if len(users) != 1 or user.primitive.name != "mul":
+            continue
+        factor = user.invars[user.invars[0] is value]
+        if isinstance(factor, Literal) or inputs[name] in needed(jaxpr, [factor])[1]:
+            continue
+        while (made := makers.get(factor)) and made.primitive.name in RESHAPES:
+            (source,) = made.invars
+            if isinstance(source, Literal) or source.aval.size not in (1, factor.aval.size):
+                break
+            factor = source
+        if in_order or factor.aval.size == 1:
+            found[name] = factor, value.aval.shape
+    return jaxpr, traced.consts, found
+
+
 # Series
 
 
 def off_paths(model: Any, position: PyTree, rows: Any) -> tuple[PyTree, jax.Array | float]:
-    """The position with x in the place of u, for series, and log |dx/du|."""
-    paths = {name: x for name, x in model.shares.items() if isinstance(x, Path)}
+    """The position with x in the place of u, for series and products, and log |dx/du|."""
+    paths, scales = _paths(model, position, rows)
     if not paths:
         return position, 0.0
-    scales = _scales(model, position, rows, tuple(paths))
     found = {name: path.x_of(position[name], scales[name]) for name, path in paths.items()}
     changes = [path.log_det(scales[name]) for name, path in paths.items()]
     return {**position, **found}, sum(changes)
 
 
 def onto_paths(model: Any, position: PyTree) -> dict[str, jax.Array]:
-    """U of series, from a position with their values x."""
-    paths = {name: x for name, x in model.shares.items() if isinstance(x, Path)}
-    scales = _scales(model, position, {}, tuple(paths)) if paths else {}
+    """U of series and products, from a position with their values x."""
+    paths, scales = _paths(model, position, {})
     return {name: path.u_of(position[name], scales[name]) for name, path in paths.items()}
+
+
+def _paths(model: Any, position: PyTree, rows: Any) -> tuple[dict, dict]:
+    """The coordinates of series and products, and their scales."""
+    paths = {name: x for name, x in model.shares.items() if isinstance(x, Path | Product)}
+    names = tuple(paths)
+    if any(isinstance(x, Path) for x in paths.values()):
+        return paths, _scales(model, position, rows, names)
+    return paths, _factors(model, position, rows, names)
 
 
 def find_paths(model: Any, names: tuple[str, ...], position: PyTree, away: PyTree) -> Shares:

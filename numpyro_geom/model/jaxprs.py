@@ -126,6 +126,8 @@ def counts_of_scan(params: dict[str, Any]) -> tuple[int, int]:
     return consts, carried
 
 
+RESHAPES = ("broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze")
+"""Operations that keep all entries in their order; the first one may repeat them."""
 CONTRACTIONS = ("conv_general_dilated", "dot_general")
 LINEAR = (
     "add", "broadcast_in_dim", "concatenate", "convert_element_type", "copy", "div",

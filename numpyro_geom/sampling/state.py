@@ -219,6 +219,7 @@ class Target:
         scale: the coordinates of the chain, if they are scaled.
         like: a position of the model's sites, if coordinates are scaled; its values do not
             matter.
+        near: whether a start is near the typical set, from an earlier search.
     """
 
     potential: Potential
@@ -227,6 +228,7 @@ class Target:
     transforms: Any = None
     scale: Scale | None = None
     like: PyTree = None
+    near: jax.Array | bool = False
 
     def check(self) -> None:
         """Raise if a control variate has no noise to correct."""

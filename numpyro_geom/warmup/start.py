@@ -226,13 +226,14 @@ def _with_anchors(
     if not searching:
         return position, replace_anchor(potential, control, position) if control else control
     if not control:
-        mode = search(potential, position, rng_key, target.temperature)
+        mode = search(potential, position, rng_key, target.temperature, target.near)
         return jnp.where(target.is_usable(mode), mode, position), control
 
     def closer(k: jax.Array, found: tuple) -> tuple:
         mode, control = found
         corrected = with_control_variate(potential, control.anchor, jnp.minimum(k, 1))
-        mode = search(corrected, mode, random.fold_in(rng_key, k), target.temperature)
+        key = random.fold_in(rng_key, k)
+        mode = search(corrected, mode, key, target.temperature, target.near)
         mode = jnp.where(target.is_usable(mode), mode, position)
         return mode, replace_anchor(potential, control, mode)
 
@@ -263,14 +264,19 @@ class _Search(NamedTuple):
 
 
 def search(
-    potential: Potential, position: PyTree, rng_key: jax.Array, temperature: float
+    potential: Potential,
+    position: PyTree,
+    rng_key: jax.Array,
+    temperature: float,
+    near: jax.Array | bool = False,
 ) -> PyTree:
     """Minimise U with Adam from ``position``, until it falls no more than noise would.
 
     The unit of its fall is ``temperature * D``, the spread of U in the target. A round with a fall
     below a share of this unit reduces the learning rate. A round that raises the energy is also
     undone. Five reductions end the search. So it stops near the typical set. This need not be near
-    the mode. If the energy was never finite, the result is ``position`` itself.
+    the mode. If the energy was never finite, or the search is ``near`` already, the result is
+    ``position`` itself.
     """
     size, num_data = ravel(position)[0].size, potential.num_data
     if num_data > 1:  # otherwise N is not known
@@ -286,13 +292,15 @@ def search(
         fall = before - after
         return tree_where(fall > 0, new, position), _judged(now, position, fall, fall > enough)
 
-    start = position, _first(potential, position, rng_key)
+    start = position, _first(potential, position, rng_key, near)
     return lax.while_loop(lambda carry: carry[1].unfinished, one_round, start)[0]
 
 
-def _first(potential: Potential, position: PyTree, rng_key: jax.Array) -> _Search:
+def _first(
+    potential: Potential, position: PyTree, rng_key: jax.Array, near: jax.Array | bool
+) -> _Search:
     zero, stream = jnp.zeros((), jnp.int32), potential.init_stream(random.fold_in(rng_key, 0))
-    return _Search(_ADAM.init(position), stream, zero, zero)
+    return _Search(_ADAM.init(position), stream, zero, zero + MAX_REDUCTIONS * jnp.asarray(near))
 
 
 def _adam(
@@ -421,9 +429,7 @@ def law_with_most_mass(
         return now.unfinished | more
 
     one, nan = jnp.ones((), position.dtype), jnp.full((), jnp.nan, position.dtype)
-    now = _first(potential, position, key_adam)
-    if not searching:
-        now = now._replace(num_reductions=now.num_reductions + MAX_REDUCTIONS)
+    now = _first(potential, position, key_adam, target.near if searching else True)
     start = first_iterate(position, LawFacts(0 * one, nan)), now, nan, one, now.num_rounds
     place, _, first, *_ = lax.while_loop(unfinished, one_round, start)
     share = jnp.where(place.extra.share > 0, place.extra.share, 1)
@@ -471,6 +477,7 @@ def search_often(
     none = jnp.full((), -jnp.inf, dtype)
     start = jnp.zeros((), jnp.int32), (law, none, position), none
     # a loop of unknown length: programs with much work take longer to compile
+    number = jnp.where(target.near, 1, number)
     return lax.while_loop(lambda carry: carry[0] < number, one, start)[1]
 
 
@@ -522,7 +529,8 @@ def find_arrow(
         def smooth(x: jax.Array, rows: Any) -> jax.Array:
             return jnp.mean(jax.vmap(lambda s: potential.energy(x + s * wide, rows))(sides))
 
-        found = search(potential._replace(energy=smooth), position, rng_key, target.temperature)
+        smoothed = potential._replace(energy=smooth)
+        found = search(smoothed, position, rng_key, target.temperature, target.near)
         position = jnp.where(target.is_usable(found), found, position)
 
     fewest, most = (15, 100) if searching else (1, 1)
