@@ -222,9 +222,10 @@ class SGKernel(MCMCKernel):
 
         def start(position: PyTree, shares: Shares, near: bool = False) -> SGState:
             one = bound.with_shares(shares) if shares else bound
-            how = {"unknown": unknown, "near": near}
-            given = one.target(), algorithm, one, key_state, num_warmup, position
-            return start_chains(*given, **how)
+            target, key = one.target(), key_state
+            return start_chains(
+                target, algorithm, one, key, num_warmup, position, unknown=unknown, near=near
+            )
 
         opening: Shares = {}
         if init_params is None and not bound.shares:

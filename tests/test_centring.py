@@ -342,7 +342,7 @@ def test_eight_schools_as_everybody_writes_them(kernel: Any) -> None:
 
 
 def test_a_model_written_non_centred_costs_what_the_other_one_does() -> None:
-    """6,000 matches of 60 players: in z, a draw takes 11 steps and not 8, and the ESS of s halves."""
+    """6,000 matches of 60 players: in z, a draw takes 11 steps, not 8, and s has half the ESS."""
     rng = np.random.default_rng(0)
     first = rng.integers(0, 60, 6000)
     second = (first + rng.integers(1, 60, 6000)) % 60

@@ -370,7 +370,8 @@ def _traced_factors(
         return {n: s["fn"].log_prob(s["value"]) for n, s in sites.items()}
 
     traced, shapes = jax.make_jaxpr(densities, return_shape=True)(position, rows)
-    jaxpr, found = traced.jaxpr, {}
+    jaxpr: Any = traced.jaxpr
+    found = {}
     inputs = dict(zip(sorted(position), jaxpr.invars, strict=False))
     results = dict(zip(sorted(shapes), jaxpr.outvars, strict=True))
     for name in names:

@@ -477,8 +477,8 @@ def search_often(
     none = jnp.full((), -jnp.inf, dtype)
     start = jnp.zeros((), jnp.int32), (law, none, position), none
     # a loop of unknown length: programs with much work take longer to compile
-    number = jnp.where(target.near, 1, number)
-    return lax.while_loop(lambda carry: carry[0] < number, one, start)[1]
+    most = jnp.where(target.near, 1, number)
+    return lax.while_loop(lambda carry: carry[0] < most, one, start)[1]
 
 
 def _number_of_searches(target: Target, position: jax.Array, rng_key: jax.Array) -> int:
