@@ -370,14 +370,14 @@ def _traced_factors(
         return {n: s["fn"].log_prob(s["value"]) for n, s in sites.items()}
 
     traced, shapes = jax.make_jaxpr(densities, return_shape=True)(position, rows)
-    jaxpr: Any = traced.jaxpr
-    found = {}
-    inputs = dict(zip(sorted(position), jaxpr.invars, strict=False))
+    jaxpr, found = traced.jaxpr, {}
+    inputs: dict[str, Any] = dict(zip(sorted(position), jaxpr.invars, strict=False))
     results = dict(zip(sorted(shapes), jaxpr.outvars, strict=True))
     for name in names:
         equations, _ = needed(jaxpr, [x for n, x in results.items() if n != name])
         makers = {x: e for e in equations for x in e.outvars}
-        value, size = inputs[name], inputs[name].aval.size
+        value: Any = inputs[name]
+        size = value.aval.size
         in_order = True
         while len(users := [e for e in equations if value in e.invars]) == 1:
             (user,) = users
@@ -387,11 +387,11 @@ def _traced_factors(
             in_order &= user.primitive.name != "gather" and value.aval.size == size
         if len(users) != 1 or user.primitive.name != "mul":
             continue
-        factor = user.invars[user.invars[0] is value]
+        factor: Any = user.invars[user.invars[0] is value]
         if isinstance(factor, Literal) or inputs[name] in needed(jaxpr, [factor])[1]:
             continue
         while (made := makers.get(factor)) and made.primitive.name in RESHAPES:
-            (source,) = made.invars
+            source: Any = made.invars[0]
             if isinstance(source, Literal) or source.aval.size not in (1, factor.aval.size):
                 break
             factor = source
