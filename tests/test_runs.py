@@ -355,6 +355,67 @@ def test_sigint_finishes_the_segment(tmp_path, directory, monkeypatch):
     assert signal.getsignal(signal.SIGINT) is before
 
 
+class Autoregression(MCMCKernel):
+    """x <- rho x + (1 - rho^2)^1/2 xi: n draws are n (1 - rho) / (1 + rho) effective ones."""
+
+    sample_field = "z"
+    default_fields = ("z",)
+    rho = 0.8
+
+    def __init__(self, apart=0.0):
+        self._apart = apart  # distance of the chains' means
+
+    def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
+        keys = rng_key.reshape(-1)
+        return WalkState({"x": jnp.zeros(keys.size)}, 0.0, jnp.array(False), keys)
+
+    def sample(self, state, model_args, model_kwargs):
+        keys = jax.vmap(random.split)(state.rng_key)
+        noise = jax.vmap(random.normal)(keys[:, 1])
+        mean = self._apart * jnp.arange(len(keys))
+        x = mean + self.rho * (state.z["x"] - mean) + (1 - self.rho**2) ** 0.5 * noise
+        return state._replace(z={"x": x}, rng_key=keys[:, 0])
+
+
+def test_a_run_ends_at_an_effective_sample_size(tmp_path):
+    settings = {"num_chains": 4, "chain_method": "vectorized", "progress_bar": False}
+    mcmc = MCMC(Autoregression(), num_warmup=20, num_samples=100_000, **settings)
+
+    def go_on(directory, min_ess, **limits):
+        return run(
+            mcmc,
+            random.key(1),
+            directory=directory,
+            draws_per_segment=500,
+            min_ess=min_ess,
+            **limits,
+        )
+
+    result = go_on(tmp_path, 1000)
+    assert result.finished
+    assert result.ended_by.startswith("min_ess: 1,")
+    assert "effective draws of x" in result.ended_by
+    assert "R-hat 1.0" in result.ended_by
+    # 1,000 effective draws of four chains are 9 / 4 x 1,000 draws of each; an estimate is off by
+    # some per cent, and a segment is a fifth of them
+    assert 2000 <= result.num_draws <= 3000
+    assert result.mcmc.get_samples(True)["x"].shape == (4, result.num_draws)
+    # the segments on disk are judged again, and more are asked for
+    again = go_on(tmp_path, 1000)
+    assert (again.num_draws, again.ended_by) == (result.num_draws, result.ended_by)
+    assert go_on(tmp_path, 1500).num_draws > result.num_draws
+    ended = go_on(None, 1e9, max_seconds=0.001)
+    assert (ended.num_draws, ended.finished) == (0, False)
+    assert ended.ended_by.startswith("max_seconds: ")
+
+
+def test_chains_that_disagree_are_never_enough():
+    settings = {"num_chains": 2, "chain_method": "vectorized", "progress_bar": False}
+    mcmc = MCMC(Autoregression(apart=1.0), num_warmup=0, num_samples=1000, **settings)
+    result = run(mcmc, random.key(1), draws_per_segment=250, min_ess=5)
+    assert (result.num_draws, result.ended_by) == (1000, "num_samples")
+
+
 def test_no_signals_in_a_thread(tmp_path):
     thread = threading.Thread(target=go, args=(tmp_path,))
     thread.start()
@@ -604,6 +665,8 @@ def test_sites_of_any_name_are_stored(tmp_path):
 BAD_INPUT = [
     ({"mcmc": "no"}, TypeError, "expected a numpyro.infer.MCMC, got str"),
     ({"directory": 3}, TypeError, "directory must be a path, got int"),
+    ({"min_ess": -1}, ValueError, "min_ess must be a finite number above 0"),
+    ({"max_seconds": "long"}, TypeError, "max_seconds must be a number"),
     ({"draws_per_segment": 0}, ValueError, "draws_per_segment must be"),
     ({"draws_per_segment": 2.5}, TypeError, "draws_per_segment must be"),
 ]

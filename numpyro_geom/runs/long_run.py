@@ -11,8 +11,9 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, NamedTuple
@@ -23,9 +24,11 @@ from jax.sharding import Mesh
 from numpyro.infer import MCMC
 from tqdm.auto import tqdm
 
-from .._checks import check_int, check_keys, warn_outside
+from .._checks import check_int, check_keys, check_number, warn_outside
 from .._numpyro import holding
 from .._util import PyTree
+from ..diagnostics.checks import largest_rhat
+from ..diagnostics.draws import MAX_ENTRIES, entries, host, mixing_of, numeric, paths
 from ..diagnostics.inference_data import after_run
 from ..model.bad_rows import check_rows
 from ..rows.host_rows import source_errors
@@ -43,11 +46,16 @@ class Run:
 
     Attributes:
         num_draws: number of draws of each chain so far.
-        finished: whether the run has all requested draws.
+        finished: whether the run has all requested draws, or enough effective ones.
+        ended_by: what ended the run, in words: ``num_samples``, ``min_ess`` with the number of
+            effective draws, ``max_seconds``, or a signal.
     """
 
-    def __init__(self, num_draws: int, finished: bool, read: Callable[[], MCMC]) -> None:
-        self.num_draws, self.finished, self._read = num_draws, finished, read
+    def __init__(
+        self, num_draws: int, finished: bool, ended_by: str, read: Callable[[], MCMC]
+    ) -> None:
+        self.num_draws, self.finished, self.ended_by = num_draws, finished, ended_by
+        self._read = read
 
     @cached_property
     def mcmc(self) -> MCMC:
@@ -69,6 +77,8 @@ def run(
     extra_fields: tuple[str, ...] | list[str] = (),
     init_params: PyTree = None,
     monitor: Callable[[PyTree], Any] | None = None,
+    min_ess: float | None = None,
+    max_seconds: float | None = None,
     mesh: Mesh | None = None,
     chain_axis: str | None = None,
     data_axis: str | None = None,
@@ -107,6 +117,13 @@ def run(
             ``postprocess_fn`` returns. If it returns predictions, a
             `numpyro_geom.diagnostics.PredictionStream` can gather them, and no weights are stored.
             With several processes, only the first one calls it.
+        min_ess: end after the first segment with so many effective draws of the worst entry, in
+            bulk and in tail, and R-hat within the bound of
+            `numpyro_geom.diagnostics.diagnose`. ``num_samples`` is then the most. A run ends where
+            the estimate happens to be high, so the true number is a little smaller. Means of the
+            draws have no bias from this, because where the run ends does not depend on them. The
+            entries of a network's weights say nothing: keep predictions, by ``postprocess_fn``.
+        max_seconds: end after the first segment at whose end the call has taken so long.
         mesh: devices that share the work, of this process or of all; see "Many devices" in the
             guide. Draws are the same on any mesh, up to the rounding of sums. A run can continue
             on another mesh, also of one device.
@@ -155,6 +172,7 @@ def run(
         raise TypeError(
             f"monitor must be a function of draws, such as `stream.add`, got {monitor!r}"
         )
+    enough = Enough(min_ess, max_seconds)
     layout = DeviceLayout.of(mcmc, mesh, chain_axis, data_axis)
     if draws_per_segment is not None:
         draws_per_segment = check_int("draws_per_segment", draws_per_segment)
@@ -162,7 +180,7 @@ def run(
     job = Job(mcmc, rng_key, args, kwargs, tuple(extra_fields), init_params)
     with source_errors((args, kwargs)):
         segments, store = _prepared(job, draws_per_segment, directory, layout)
-        return _all_of_it(segments, store, monitor)
+        return _all_of_it(segments, store, monitor, enough)
 
 
 def _prepared(
@@ -201,6 +219,42 @@ def _check_processes(processes: Processes, here: dict[str, str]) -> None:
     processes.all(lambda: check_same(what, first, here))
 
 
+class Enough:
+    """Whether a run may end before its last draw: at an effective sample size, or a time."""
+
+    def __init__(self, min_ess: float | None, max_seconds: float | None) -> None:
+        for name, value in {"min_ess": min_ess, "max_seconds": max_seconds}.items():
+            if value is not None:
+                check_number(name, value, above=0.0)
+        self.min_ess, self._max_seconds = min_ess, max_seconds
+        self._began = time.monotonic()
+        self._parts: list[np.ndarray] = []
+
+    def after(self, draws: PyTree) -> str:
+        """What ends the run after a segment with these draws, None in warm-up; "" for nothing."""
+        if self.min_ess is not None and draws is not None:
+            names, values = entries(
+                numeric({n: host(x) for n, x in paths(draws, "z")}), MAX_ENTRIES
+            )
+            self._parts.append(values)
+            values = np.concatenate(self._parts, 1)
+            mixing = mixing_of(dict(zip(names, np.moveaxis(values, -1, 0), strict=True)))
+            if mixing is not None and mixing.names:
+                sizes = np.minimum(mixing.bulk, mixing.tail)
+                worst, rhat = int(np.argmin(sizes)), None
+                text = f"min_ess: {sizes[worst]:,.0f} effective draws of {mixing.names[worst]}"
+                if mixing.rhat is not None:
+                    rhat = float(np.max(mixing.rhat))
+                    text += f", R-hat {rhat:.3f}"
+                mixed = rhat is None or rhat <= largest_rhat(len(values))
+                if sizes[worst] >= self.min_ess and mixed:
+                    return text
+        taken = time.monotonic() - self._began
+        if self._max_seconds is not None and taken >= self._max_seconds:
+            return f"max_seconds: {taken:,.1f} seconds"
+        return ""
+
+
 class Place(NamedTuple):
     """How far a run is.
 
@@ -216,9 +270,12 @@ class Place(NamedTuple):
 
 
 def _all_of_it(
-    segments: Segments, store: Store | None, monitor: Callable[[PyTree], Any] | None
+    segments: Segments,
+    store: Store | None,
+    monitor: Callable[[PyTree], Any] | None,
+    enough: Enough,
 ) -> Run:
-    """Compute segment after segment, until the end or a signal."""
+    """Compute segment after segment, until the end, until it is enough, or until a signal."""
     job, layout, lengths = segments.job, segments.layout, segments.lengths
     processes = layout.processes
 
@@ -256,20 +313,26 @@ def _all_of_it(
         return stored(part, "draws", segments.shapes) if isinstance(part, Place) else part
 
     with stop_on_signal() as noted, bar:
-        stopped = processes.signal(noted)
-        while here.step < lengths.steps and stopped is None:
+        stopped, reached = processes.signal(noted), ""
+        while here.step < lengths.steps and stopped is None and not reached:
             before = here
             here, draws = after(before)
             parts.append(draws if store is None else here._replace(state=None))
             told = told or _told_of_frozen_chains(here.state, here.step)
             _show(bar, here, before, lengths, draws)
             some = lengths.draws(here.step) > lengths.draws(before.step)
-            if monitor is not None and processes.is_first and some:
+            looks = monitor is not None or enough.min_ess is not None
+            drawn: Any = None
+            if looks and processes.is_first and some:
                 draws = draws_of(parts[-1]) if draws is None else draws
-                monitor(draws[segments.fields[0]])
+                drawn = draws[segments.fields[0]]
+            if monitor is not None and drawn is not None:
+                monitor(drawn)
             stopped = processes.signal(noted)
+            reached = processes.first(partial(enough.after, drawn))
     state, num_draws = state_of(here), lengths.draws(here.step)
-    if stopped is not None and num_draws < lengths.num_draws:
+    finished = num_draws == lengths.num_draws or reached.startswith("min_ess")
+    if stopped is not None and not finished:
         advice = "call `run` again with the same arguments to go on"
         advice = "with a directory it could go on" if store is None else advice
         warn_outside(
@@ -285,7 +348,8 @@ def _all_of_it(
             after_run(mcmc)
         return mcmc
 
-    return Run(num_draws, num_draws == lengths.num_draws, read)
+    ended_by = reached or stopped or "num_samples"
+    return Run(num_draws, finished, ended_by, read)
 
 
 @contextlib.contextmanager
