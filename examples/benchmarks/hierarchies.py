@@ -140,6 +140,69 @@ def few_rows(num_groups: int = 400, rows_per_group: int = 5) -> tuple:
     return model, (group, y.astype("f4"))
 
 
+def random_slopes(centred: bool, num_groups: int = 150, size: int = 13) -> tuple:
+    """A regression of 13 columns for each group of 10 rows."""
+    rng = np.random.default_rng(0)
+    group = np.repeat(np.arange(num_groups), 10)
+    X = np.column_stack([np.ones(group.size), rng.normal(size=(group.size, size - 1))])
+    sd, mean = 0.5 * np.exp(0.3 * rng.normal(size=size)), rng.normal(size=size)
+    slopes = mean + sd * rng.normal(size=(num_groups, size))
+    y = np.sum(X * slopes[group], axis=1) + rng.normal(size=group.size)
+
+    def model(X: Any, group: Any, y: Any) -> None:
+        mu = numpyro.sample("mu", dist.Normal(0, 2).expand([size]).to_event(1))
+        tau = numpyro.sample("tau", dist.HalfNormal(1).expand([size]).to_event(1))
+        noise = numpyro.sample("noise", dist.HalfNormal(1))
+        law = dist.Normal(mu, tau) if centred else dist.Normal(0, 1).expand([size])
+        with numpyro.plate("groups", num_groups):
+            slope = numpyro.sample("slope", law.to_event(1))
+        slope = slope if centred else mu + tau * slope
+        with numpyro.plate("rows", len(y)) as i:
+            numpyro.sample("y", dist.Normal(jnp.sum(X[i] * slope[group[i]], -1), noise), obs=y[i])
+
+    return model, (X.astype("f4"), group, y.astype("f4"))
+
+
+def matches(centred: bool, players: int = 1000, num_rows: int = 40_000) -> tuple:
+    """Matches of two players each (Bradley and Terry)."""
+    rng = np.random.default_rng(1)
+    skill, first = 0.8 * rng.normal(size=players), rng.integers(0, players, num_rows)
+    second = (first + rng.integers(1, players, num_rows)) % players
+    won = rng.uniform(size=num_rows) < 1 / (1 + np.exp(skill[second] - skill[first]))
+
+    def model(first: Any, second: Any, won: Any) -> None:
+        tau = numpyro.sample("tau", dist.HalfNormal(1))
+        with numpyro.plate("players", players):
+            skill = numpyro.sample("level", dist.Normal(0, tau if centred else 1))
+        skill = skill if centred else tau * skill
+        with numpyro.plate("rows", len(won)) as i:
+            logits = skill[first[i]] - skill[second[i]]
+            numpyro.sample("won", dist.Bernoulli(logits=logits), obs=won[i])
+
+    return model, (first, second, won.astype("f4"))
+
+
+def crossed(users: int = 2000, items: int = 400, num_rows: int = 60_000) -> tuple:
+    """Ratings with an effect of each user and of each item, centred."""
+    rng = np.random.default_rng(2)
+    user, item = rng.integers(0, users, num_rows), rng.integers(0, items, num_rows)
+    y = 3 + 0.6 * rng.normal(size=users)[user] + 0.8 * rng.normal(size=items)[item]
+    y += 0.7 * rng.normal(size=num_rows)
+
+    def model(user: Any, item: Any, y: Any) -> None:
+        mu = numpyro.sample("mu", dist.Normal(0, 5))
+        tau = numpyro.sample("tau", dist.HalfNormal(1).expand([2]).to_event(1))
+        noise = numpyro.sample("noise", dist.HalfNormal(1))
+        with numpyro.plate("users", users):
+            a = numpyro.sample("person", dist.Normal(0, tau[0]))
+        with numpyro.plate("items", items):
+            b = numpyro.sample("level", dist.Normal(0, tau[1]))
+        with numpyro.plate("rows", len(y)) as i:
+            numpyro.sample("y", dist.Normal(mu + a[user[i]] + b[item[i]], noise), obs=y[i])
+
+    return model, (user, item, y.astype("f4"))
+
+
 def nested(family: str, districts: int = 400, schools: int = 4600) -> tuple:
     """Pupils in schools in districts, centred."""
     rng = np.random.default_rng(0)
@@ -285,6 +348,11 @@ MODELS = {
         "4,600 schools in 400 districts, logistic",
     ),
     "few": (few_rows, "400 groups of 5 rows, logistic"),
+    "slopes": (lambda: random_slopes(True), "150 groups x 13, 10 rows each, centred"),
+    "slopes_apart": (lambda: random_slopes(False), "150 groups x 13, 10 rows each, non-centred"),
+    "matches": (lambda: matches(True), "1,000 players, centred"),
+    "matches_apart": (lambda: matches(False), "1,000 players, non-centred"),
+    "crossed": (crossed, "2,000 users x 400 items, Normal"),
     "zipf": (zipf, "400 levels of Zipf frequency"),
     "items": (lambda: item_response(200, 30), "item response, 200 x 30"),
     "level": (local_level, "local level by `scan`"),

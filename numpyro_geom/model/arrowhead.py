@@ -179,13 +179,8 @@ def find_layout(
         for site in sites
         if site.name in shapes
     }
-    crossed = None
-    for layout in find_layouts(shapes, plates):
-        found, nested = accepted(potential, layout, dtype)
-        if found is not None and (nested or found.rest is None):
-            return found
-        crossed = found or crossed
-    return crossed
+    found = (accepted(potential, layout, dtype) for layout in find_layouts(shapes, plates))
+    return next((layout for layout in found if layout is not None), None)
 
 
 def find_layouts(
@@ -252,10 +247,10 @@ def _axes(
     return next(((axis,) for axis, length in enumerate(shape) if length == size), ())
 
 
-def accepted(potential: Potential, layout: Layout, dtype: Any) -> tuple[Layout | None, bool]:
-    """The layout, and whether its outer groups contain the others.
+def accepted(potential: Potential, layout: Layout, dtype: Any) -> Layout | None:
+    """The layout; None if its groups are no groups, or its outer groups do not contain the others.
 
-    None if its groups are no groups. If only neighbours depend on each other it is a series.
+    If only neighbours depend on each other it is a series.
 
     A plate may as well hold the coefficients of a regression, which all rows have in common. So the
     groups are tried: the Hessian has no entry between two of them, or only between neighbours. The
@@ -289,7 +284,7 @@ def accepted(potential: Potential, layout: Layout, dtype: Any) -> tuple[Layout |
     with at_once():
         found = compiled(lambda: sizes_at(vector(0)))
         if is_traced(found):
-            return None, False
+            return None
         sizes = list(map(np.asarray, found))
         near = some[-1] | np.roll(some[-1], 1, axis=0) | np.roll(some[-1], -1, axis=0)
 
@@ -299,13 +294,14 @@ def accepted(potential: Potential, layout: Layout, dtype: Any) -> tuple[Layout |
 
         if layout.rest is None:
             if apart(sizes[0], some[-1]):
-                return layout, False
+                return layout
             is_series = layout.num_groups >= FEWEST_TIMES and apart(sizes[0], near)
-            return replace(layout, is_series=True) if is_series else None, False
+            return replace(layout, is_series=True) if is_series else None
         if not all(map(apart, sizes, some[1:])):
-            return None, False
+            return None
         parents = compiled(lambda: find_parents(potential, vector(0), layout))
-        return layout, bool(np.mean(np.asarray(parents) < layout.rest.num_groups) > LEAST_NESTED)
+        nested = np.mean(np.asarray(parents) < layout.rest.num_groups) > LEAST_NESTED
+        return layout if nested else None
 
 
 def find_parents(potential: Potential, position: jax.Array, layout: Layout) -> jax.Array | None:
