@@ -43,7 +43,7 @@ from numpyro.contrib.module import random_flax_module
 from numpyro.infer import MCMC, init_to_sample
 from published import kim_2025
 
-from numpyro_geom import SGHMC, Expanded, run
+from numpyro_geom import SGHMC, Expanded, run_in_segments
 from numpyro_geom.diagnostics import PredictionStream
 
 TRAINING_ROWS = 40_960
@@ -197,7 +197,7 @@ def sample(parsed: argparse.Namespace) -> None:
         postprocess_fn=lambda draw: {"logits": logits(draw)},
     )
     begun = time.time()
-    run(
+    run_in_segments(
         mcmc,
         random.key(parsed.seed),
         jnp.asarray(x[train]),

@@ -109,12 +109,14 @@ MISTAKES: dict[str, list[Mistake]] = {
         ),
         Mistake("SGRLD(NUTS(model))", TypeError, "model", "pass a function"),
         Mistake("RiemannianLaplace(SGRLD(model))", TypeError, "model", "pass the model itself"),
-        Mistake("run(SGRLD(model), key, X, y)", TypeError, "got SGRLD", "pass MCMC(kernel"),
+        Mistake(
+            "run_in_segments(SGRLD(model), key, X, y)", TypeError, "got SGRLD", "pass MCMC(kernel"
+        ),
     ],
     "Keys, fields and lengths": [
         Mistake("mcmc.run(X, y)", TypeError, "rng_key", "such as jax.random.key(0)"),
         Mistake("mcmc.run(0, X, y)", TypeError, "rng_key", "such as jax.random.key(0)"),
-        Mistake("run(mcmc, X, y)", TypeError, "rng_key", "such as jax.random.key(0)"),
+        Mistake("run_in_segments(mcmc, X, y)", TypeError, "rng_key", "such as jax.random.key(0)"),
         Mistake(
             "RiemannianLaplace(model).fit(X, y)", TypeError, "rng_key", "such as jax.random.key(0)"
         ),
@@ -131,7 +133,7 @@ MISTAKES: dict[str, list[Mistake]] = {
             "'step_size'",
         ),
         Mistake(
-            "run(mcmc, key, X, y, extra_fields='step_size')",
+            "run_in_segments(mcmc, key, X, y, extra_fields='step_size')",
             TypeError,
             "extra_fields",
             "such as ('step_size',)",
@@ -295,7 +297,7 @@ MISTAKES: dict[str, list[Mistake]] = {
         Mistake("diagnose(samples)", TypeError, "got dict", "expected a numpyro.infer.MCMC"),
         Mistake("to_inference_data(samples)", TypeError, "got dict", "pass the MCMC itself"),
         Mistake(
-            "diagnostics.compare(finished, samples)",
+            "diagnostics.compare_draws(finished, samples)",
             ValueError,
             "reference",
             "get_samples(group_by_chain=True)",

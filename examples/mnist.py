@@ -75,10 +75,8 @@ from numpyro.infer import MCMC
 from scipy.special import log_softmax, logsumexp
 
 from numpyro_geom import (
-    ISGD,
     SGHMC,
     SGRLD,
-    SWAG,
     Monge,
     RiemannianLaplace,
     RMSprop,
@@ -88,6 +86,7 @@ from numpyro_geom import (
     run,
     train,
 )
+from numpyro_geom.baselines import ISGD, SWAG
 from numpyro_geom.diagnostics import PredictionStream
 
 CLASSES = 10
@@ -575,7 +574,7 @@ def sgrld(name: str, metric: Any = None) -> Method:
         return SGRLD(
             task.model,
             metric=metric if alpha2 is None else Monge(alpha2=alpha2, decay=0.9),
-            gamma="none",
+            divergence="none",
             step_size=rate / len(task.data.y),
             batch_size=task.batch_size,
             batching="epoch",

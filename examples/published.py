@@ -14,7 +14,6 @@ from typing import Any, Literal
 from numpyro import handlers
 
 from numpyro_geom import (
-    ISGD,
     SGHMC,
     SGNHT,
     SGRLD,
@@ -25,6 +24,7 @@ from numpyro_geom import (
     Shampoo,
     cyclical,
 )
+from numpyro_geom.baselines import ISGD
 
 KIM_PEAKS = {"SGLD": 1e-5, "pSGLD": 3e-4, "SGHMC": 3e-4, "SGNHT": 3e-4, "PXSGHMC": 1e-4}
 """Peak step sizes of Kim et al., Table 11, for 40,960 rows of CIFAR; for SGNHT as for SGHMC."""
@@ -54,7 +54,7 @@ def yu_2023(
         num_rows: N, the number of all rows.
         alpha2: alpha2 of Monge; the paper tunes it for each network.
         **settings: arguments of `SGRLD`, which replace those here: ``batch_size=100``,
-            ``batching="epoch"``, ``num_steps=100``, ``gamma="none"``.
+            ``batching="epoch"``, ``num_steps=100``, ``divergence="none"``.
 
     Source: Yu, Hartmann, Williams, Klami, "Scalable Stochastic Gradient Riemannian Langevin
     Dynamics in Non-Diagonal Metrics", TMLR 2023, section 4.1 and appendix A.5. Deviations:
@@ -68,7 +68,7 @@ def yu_2023(
         metric = special.get(metric, metric)
     arguments: dict[str, Any] = {
         "metric": metric,
-        "gamma": "none",
+        "divergence": "none",
         "step_size": learning_rate / num_rows,
         "batch_size": 100,
         "batching": "epoch",
@@ -82,7 +82,7 @@ def rensmeyer_2025(
 ) -> SGRLD:
     """Langevin dynamics with the RMSprop metric and the corrected divergence term.
 
-    Law as the step goes to 0: the posterior. With ``gamma="published"`` the law of the earlier
+    Law as the step goes to 0: the posterior. With ``divergence="published"`` the law of the earlier
     literature: in one dimension the posterior times A^-decay.
 
     Args:
@@ -99,7 +99,7 @@ def rensmeyer_2025(
     """
     arguments: dict[str, Any] = {
         "metric": RMSprop(decay=decay, eps=eps),
-        "gamma": "corrected",
+        "divergence": "corrected",
         "step_size": epsilon / 2,
     }
     return SGRLD(model, **arguments | settings)
@@ -162,7 +162,7 @@ def kim_2025(
         "batch_size": 256,
     }
     if sampler in ("SGLD", "pSGLD"):
-        arguments["gamma"] = "none"  # also SGLD: its noise is not averaged
+        arguments["divergence"] = "none"  # also SGLD: its noise is not averaged
         if sampler == "pSGLD":
             arguments["metric"] = RMSprop(decay=0.99)
         return SGRLD(model, **arguments | settings)

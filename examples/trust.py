@@ -33,7 +33,7 @@ from PIL import Image
 from sklearn.datasets import load_breast_cancer
 
 from numpyro_geom import SGRLD, Monge, diagnose, to_inference_data
-from numpyro_geom.diagnostics import compare
+from numpyro_geom.diagnostics import compare_draws
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -61,9 +61,9 @@ def model(X, y):
 
 SETTINGS: dict[str, dict[str, Any]] = {
     # the plain step, whose error is of first order
-    "step": {"step_size": TOO_LARGE, "gamma": "none"},
+    "step": {"step_size": TOO_LARGE, "divergence": "none"},
     # in unscaled coordinates, where the gradient matters for Monge's metric
-    "metric": {"metric": Monge(alpha2=1000.0, decay=0.9), "gamma": "none", "dense_mass": None},
+    "metric": {"metric": Monge(alpha2=1000.0, decay=0.9), "divergence": "none", "dense_mass": None},
     "repaired": {"metric": Monge(alpha2=1000.0, decay=0.9), "dense_mass": None},
     "batch": {"step_size": FULL_DATA_STEP, "batch_size": BATCH},
     "good": {"batch_size": BATCH, "control_variate": True},
@@ -71,7 +71,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 TITLES = {
     "step": "1. step too large",
     "metric": "2. no divergence term",
-    "repaired": '2, without `gamma="none"`',
+    "repaired": '2, without `divergence="none"`',
     "batch": "3. batch too small",
     "good": "4. automatic step",
 }
@@ -144,7 +144,7 @@ def figure(line: Any, form: str) -> str:
 def summary_row(name: str, mcmc: MCMC, report: Any, reference: MCMC) -> str:
     """The result of each tool for a run."""
     checks = {check.name: check for check in reversed(report.checks)}
-    found = compare(mcmc, reference)
+    found = compare_draws(mcmc, reference)
     worst = max(found.scalars, key=lambda s: abs(s.sd_ratio - 1))
     shifted = max(found.scalars, key=lambda s: abs(s.mean_error))
     temperature = checks["configurational temperature"]
@@ -232,7 +232,7 @@ SUMMARY_HEAD = (
     "NUTS",
     "temperature",
     "lines flagged",
-    "`compare` with NUTS",
+    "`compare_draws` with NUTS",
 )
 
 
@@ -242,7 +242,7 @@ SUMMARY_HEAD = (
 def marginals(mcmc: MCMC, reference: MCMC) -> Any:
     """Four marginal posteriors over those of NUTS."""
     figure, axes = plt.subplots(2, 2, figsize=(WIDTH, 4.5), layout="constrained")
-    rows = {s.name: s for s in compare(mcmc, reference).scalars}
+    rows = {s.name: s for s in compare_draws(mcmc, reference).scalars}
     for ax, (name, (site, *index)) in zip(axes.flat, SHOWN.items(), strict=True):
         x, y = (np.asarray(m.get_samples()[site])[(slice(None), *index)] for m in (mcmc, reference))
         bins = np.linspace(*np.quantile(np.concatenate([x, y]), [0.001, 0.999]), 41)
@@ -348,7 +348,7 @@ def make(effort: Effort) -> Iterator[tuple[str, Any]]:
         planes[name] = _plane_draws(mcmc)
         if name in ENDS:
             if name == "step":
-                yield "compare_step.md", _block(compare(mcmc, reference))
+                yield "compare_step.md", _block(compare_draws(mcmc, reference))
             yield f"{name}.png", marginals(mcmc, reference)
             h = np.median(mcmc.last_state.step_size) * np.array(FACTORS)
             smaller = [run(kernel(name, effort, step_size=float(x)), effort) for x in h[1:]]

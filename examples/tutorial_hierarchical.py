@@ -19,7 +19,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
 
 from numpyro_geom import SGHMC, diagnose, to_inference_data
-from numpyro_geom.diagnostics import compare
+from numpyro_geom.diagnostics import compare_draws
 
 # --8<-- [end:imports]
 
@@ -88,7 +88,7 @@ jax.block_until_ready(some.get_samples())
 some_seconds = time.process_time() - start
 
 # --8<-- [start:run]
-print(compare(some, nuts, var_names=["mu", "tau", "slope", "noise"]))
+print(compare_draws(some, nuts, var_names=["mu", "tau", "slope", "noise"]))
 # --8<-- [end:run]
 
 # --8<-- [start:diagnose]

@@ -20,7 +20,7 @@ from numpyro.infer import MCMC, NUTS, Predictive
 from sklearn.datasets import load_breast_cancer
 
 from numpyro_geom import RiemannianLaplace, to_inference_data
-from numpyro_geom.diagnostics import compare, diagnose
+from numpyro_geom.diagnostics import compare_draws, diagnose
 
 # --8<-- [end:imports]
 
@@ -81,7 +81,7 @@ def nuts(model, *data):
 
 def worst(samples, reference, **chosen):
     """The largest errors over all scalars, in standard deviations of the reference."""
-    rows = compare(samples, reference, **chosen).scalars
+    rows = compare_draws(samples, reference, **chosen).scalars
     mean = max(rows, key=lambda row: abs(row.mean_error))
     sd = max(rows, key=lambda row: abs(row.sd_ratio - 1))
     return (

@@ -16,7 +16,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC
 
-from numpyro_geom import SGHMC, HostRows, diagnose, run, to_inference_data
+from numpyro_geom import SGHMC, HostRows, diagnose, run_in_segments, to_inference_data
 
 # --8<-- [end:imports]
 
@@ -59,7 +59,7 @@ def fit(num_samples, directory="run", monitor=None):
         chain_method="vectorized",
         progress_bar=False,
     )
-    return run(
+    return run_in_segments(
         mcmc,
         jax.random.key(0),
         *(X, y),

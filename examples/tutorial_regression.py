@@ -20,7 +20,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS, Predictive
 
 from numpyro_geom import SGHMC, diagnose, to_inference_data
-from numpyro_geom.diagnostics import compare
+from numpyro_geom.diagnostics import compare_draws
 
 # --8<-- [end:imports]
 
@@ -96,7 +96,7 @@ jax.block_until_ready(some.get_samples())
 some_seconds = time.process_time() - start
 
 # --8<-- [start:trial]
-print(compare(some, nuts))
+print(compare_draws(some, nuts))
 # --8<-- [end:trial]
 
 start = time.process_time()

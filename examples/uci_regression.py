@@ -51,15 +51,8 @@ from jax import lax, random
 from numpyro import handlers
 from numpyro.infer import MCMC, NUTS, init_to_sample
 
-from numpyro_geom import (
-    ISGD,
-    SGHMC,
-    SGRLD,
-    SWAG,
-    Expanded,
-    RiemannianLaplace,
-    train,
-)
+from numpyro_geom import SGHMC, SGRLD, Expanded, RiemannianLaplace, train
+from numpyro_geom.baselines import ISGD, SWAG
 
 HIDDEN = 50
 BATCH_SIZE = 64

@@ -8,70 +8,51 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .algorithms import GGMC, SGHMC, SGNHT, SGRLD, Microcanonical
-from .baselines.adam_sgld import AdamSGLD
-from .baselines.isgd import ISGD
-from .baselines.swag import SWAG
-from .kernel import SGKernel, SGState
-from .metrics import (
-    Identity,
-    Metric,
-    MetricState,
-    Monge,
-    RMSprop,
-    Shampoo,
-    Wenzel,
-)
+from .kernel import SGKernel
+from .metrics import Identity, Metric, Monge, RMSprop, Shampoo, Wenzel
 from .model.expansion import Expanded
 from .rows.host_rows import HostRows
 from .sampling.schedules import cyclical
-from .warmup.training import Trained, train
+from .warmup.training import train
 
 if TYPE_CHECKING:
     from .diagnostics.inference_data import to_inference_data
     from .diagnostics.report import diagnose
     from .laplace import RiemannianLaplace
-    from .runs import Run, run
+    from .runs import run_in_segments
 
 __version__ = "0.2.0"
 
 __all__ = [
     "GGMC",
-    "ISGD",
     "SGHMC",
     "SGNHT",
     "SGRLD",
-    "SWAG",
-    "AdamSGLD",
     "Expanded",
     "HostRows",
     "Identity",
     "Metric",
-    "MetricState",
     "Microcanonical",
     "Monge",
     "RMSprop",
     "RiemannianLaplace",
-    "Run",
     "SGKernel",
-    "SGState",
     "Shampoo",
-    "Trained",
     "Wenzel",
     "cyclical",
     "diagnose",
-    "run",
+    "run_in_segments",
     "to_inference_data",
     "train",
 ]
 
 _LATER = {
     "RiemannianLaplace": "laplace",
-    "Run": "runs",
     "diagnose": "diagnostics",
-    "run": "runs",
+    "run_in_segments": "runs",
     "to_inference_data": "diagnostics",
 }
-_MODULES = ("diagnostics", "laplace", "metrics")
+_MODULES = ("baselines", "diagnostics", "laplace", "metrics")
 
 
 def __getattr__(name: str) -> Any:

@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import random
 
-from numpyro_geom import SGKernel, SGState
+from numpyro_geom import SGKernel
 from numpyro_geom.algorithms.auxiliary import SOFTNESS
 from numpyro_geom.algorithms.momentum import Momentum
+from numpyro_geom.kernel import SGState
 
 PyTree = Any
 CHAIN_STEPS = 1 << 24

@@ -19,8 +19,9 @@ from jax import random
 from numpyro.infer import MCMC
 
 import numpyro_geom
-from numpyro_geom import SGKernel, SGState
+from numpyro_geom import SGKernel
 from numpyro_geom._numpyro import fields_of, holding
+from numpyro_geom.kernel import SGState
 
 PyTree = Any
 

@@ -15,7 +15,8 @@ from targets import assert_trees_equal, linear, normal_mean, regression, regress
 from test_oracles import NORMAL, Law, energy
 from tiers import short
 
-from numpyro_geom import SGRLD, AdamSGLD
+from numpyro_geom import SGRLD
+from numpyro_geom.baselines import AdamSGLD
 
 X, Y = regression_data(24, 2)
 

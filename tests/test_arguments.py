@@ -11,7 +11,8 @@ import scipy.sparse
 from jax import random
 from numpyro.infer import MCMC
 
-from numpyro_geom import GGMC, SGHMC, SGRLD, SWAG, RiemannianLaplace
+from numpyro_geom import GGMC, SGHMC, SGRLD, RiemannianLaplace
+from numpyro_geom.baselines import SWAG
 from numpyro_geom.model.arguments import HostArray, on_device
 from numpyro_geom.model.plates import read_subsampling
 

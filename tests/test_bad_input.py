@@ -20,21 +20,9 @@ from numpyro import handlers
 from numpyro.infer import init_to_value
 from targets import half_square, linear, logistic, normal_mean
 
-from numpyro_geom import (
-    GGMC,
-    ISGD,
-    SGHMC,
-    SGNHT,
-    SGRLD,
-    SWAG,
-    AdamSGLD,
-    Metric,
-    Monge,
-    RMSprop,
-    Shampoo,
-    cyclical,
-)
+from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Metric, Monge, RMSprop, Shampoo, cyclical
 from numpyro_geom._checks import check_int, check_number
+from numpyro_geom.baselines import ISGD, SWAG, AdamSGLD
 
 Y = np.random.default_rng(0).normal(size=12)
 X = np.random.default_rng(1).normal(size=(12, 2))
@@ -335,33 +323,37 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         "interval=None.*dataclass",
     ),
-    # gamma
-    "unknown gamma": (model(gamma="exact"), ValueError, "gamma must be one of .*'exact'"),
-    "gamma flag": (model(gamma=True), ValueError, "gamma must be one of .*True"),
+    # divergence
+    "unknown divergence": (
+        model(divergence="exact"),
+        ValueError,
+        "divergence must be one of .*'exact'",
+    ),
+    "divergence flag": (model(divergence=True), ValueError, "divergence must be one of .*True"),
     "auxiliary without from_gradient": (
-        model(gamma="auxiliary", metric=Bare()),
+        model(divergence="auxiliary", metric=Bare()),
         TypeError,
         "needs a metric with a method from_gradient",
     ),
     "auxiliary, batch of 2": (
-        start(normal_mean, Y, gamma="auxiliary", batch_size=2),
+        start(normal_mean, Y, divergence="auxiliary", batch_size=2),
         ValueError,
         "splits a batch in three.*'data': 2.*at least 3",
     ),
     "auxiliary with a momentum, batch of 2": (
-        lambda: SGHMC(normal_mean, gamma="auxiliary", batch_size=2).init(
+        lambda: SGHMC(normal_mean, divergence="auxiliary", batch_size=2).init(
             random.key(0), 1, None, (Y,), {}
         ),
         ValueError,
         "splits a batch in three.*'data': 2.*at least 3",
     ),
     "auxiliary, stratified": (
-        model(gamma="auxiliary", metric="rmsprop", batching="stratified"),
+        model(divergence="auxiliary", metric="rmsprop", batching="stratified"),
         ValueError,
         "part of a stratified batch.*'replacement' or 'epoch'",
     ),
     "auxiliary, model's batch of 2": (
-        start(subsamples_two, Y, gamma="auxiliary"),
+        start(subsamples_two, Y, divergence="auxiliary"),
         ValueError,
         "splits a batch in three.*'data': 2.*at least 3",
     ),
@@ -369,9 +361,9 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "adjusted text": (model(adjusted="yes"), TypeError, "adjusted must be True or False"),
     "adjusted batch_size": (model(adjusted=True, batch_size=3), ValueError, "drop batch_size"),
     "adjusted corrected": (
-        model(adjusted=True, gamma="corrected"),
+        model(adjusted=True, divergence="corrected"),
         ValueError,
-        "expected gamma 'frozen' or 'auxiliary', got 'corrected'",
+        "expected divergence 'frozen' or 'auxiliary', got 'corrected'",
     ),
     "adjusted temperature 0": (
         model(adjusted=True, temperature=0.0),
@@ -689,14 +681,14 @@ SETTINGS: list[tuple[dict[str, Any], type[Exception], str]] = [
 # settings that some of them do not have
 OWN: dict[str, list[tuple[dict[str, Any], type[Exception], str]]] = {
     "SGHMC": [
-        ({"gamma": "published"}, ValueError, "gamma must be .*'frozen'.*got 'published'"),
+        ({"divergence": "published"}, ValueError, "divergence must be .*'frozen'.*got 'published'"),
         (
-            {"gamma": "auxiliary", "metric": Bare()},
+            {"divergence": "auxiliary", "metric": Bare()},
             TypeError,
             "needs a metric with a method from_gradient",
         ),
         (
-            {"gamma": "auxiliary", "batching": "stratified"},
+            {"divergence": "auxiliary", "batching": "stratified"},
             ValueError,
             "part of a stratified batch.*'replacement' or 'epoch'",
         ),
@@ -711,7 +703,7 @@ OWN: dict[str, list[tuple[dict[str, Any], type[Exception], str]]] = {
             r"must be above 0 with SGNHT, got 0.*Use SGHMC\(temperature=0\)",
         ),
         ({"step_size": EXPLORING}, ValueError, "SGNHT needs noise at.*use explore=0, or SGHMC"),
-        ({"gamma": "frozen"}, TypeError, "argument 'gamma'"),
+        ({"divergence": "frozen"}, TypeError, "argument 'divergence'"),
     ],
     "GGMC": [
         ({"target_accept": 1}, ValueError, "target_accept must be below 1, got 1"),
@@ -725,7 +717,7 @@ OWN: dict[str, list[tuple[dict[str, Any], type[Exception], str]]] = {
             "full_potential_fn goes with a stochastic.*there is none: drop full_potential_fn",
         ),
         ({"num_data": 12}, ValueError, "num_data goes with a stochastic.*none: drop num_data"),
-        ({"gamma": "frozen"}, TypeError, "unexpected keyword argument 'gamma'"),
+        ({"divergence": "frozen"}, TypeError, "unexpected keyword argument 'divergence'"),
         ({"bias_tolerance": 0.1}, TypeError, "unexpected keyword argument 'bias_tolerance'"),
     ],
 }
@@ -816,10 +808,10 @@ def test_the_same_settings_without_a_mistake_are_accepted() -> None:
     for settings in (
         {"batch_size": np.int64(3)},
         {"batch_size": {"data": 12}},
-        {"batch_size": 3, "gamma": "auxiliary"},
+        {"batch_size": 3, "divergence": "auxiliary"},
         {"temperature": 0.0},
         {"adjusted": True, "step_size": cyclical(0.1, 10)},
-        {"metric": Bare(), "gamma": "corrected"},
+        {"metric": Bare(), "divergence": "corrected"},
         {"step_size": jnp.asarray(0.1), "num_steps": np.int32(2)},
         {"init_params": {"mu": 0.5}},
         {"init_params": {"mu": np.zeros(())}},

@@ -12,7 +12,7 @@ import pytest
 from jax import random
 from numpyro.infer import MCMC
 
-from numpyro_geom import GGMC, SGHMC, SGRLD, HostRows, RiemannianLaplace, run
+from numpyro_geom import GGMC, SGHMC, SGRLD, HostRows, RiemannianLaplace, run_in_segments
 from numpyro_geom.model import bad_rows
 from numpyro_geom.model.bad_rows import check_rows
 
@@ -40,7 +40,9 @@ def with_nan() -> tuple[np.ndarray, np.ndarray]:
 def draws(X, y, **settings) -> np.ndarray:
     kernel = SGRLD(regression, batch_size=8, step_size=1e-3, num_steps=3)
     mcmc = MCMC(kernel, num_warmup=0, num_samples=5, progress_bar=False)
-    return np.asarray(run(mcmc, random.key(0), X, y, **settings).mcmc.get_samples()["w"])
+    return np.asarray(
+        run_in_segments(mcmc, random.key(0), X, y, **settings).mcmc.get_samples()["w"]
+    )
 
 
 KINDS = {"numpy": lambda x: x, "jax": jnp.asarray, "host": HostRows}

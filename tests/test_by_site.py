@@ -94,8 +94,8 @@ def test_every_site_has_a_metric_and_every_metric_a_site(metric: dict, message: 
         ({"metric": {}}, ValueError, "at least one pattern"),
         ({"metric": {1: "rmsprop"}}, TypeError, "pattern of site names"),
         ({"metric": {"*": "adam"}}, ValueError, "metric must be one of"),
-        ({"metric": {"*": "rmsprop"}, "gamma": "published"}, ValueError, "1 - decay"),
-        ({"metric": {"*": "rmsprop"}, "gamma": "auxiliary"}, TypeError, "from_gradient"),
+        ({"metric": {"*": "rmsprop"}, "divergence": "published"}, ValueError, "1 - decay"),
+        ({"metric": {"*": "rmsprop"}, "divergence": "auxiliary"}, TypeError, "from_gradient"),
     ],
 )
 def test_what_it_cannot_do(kwargs: dict, error: type[Exception], message: str) -> None:

@@ -19,7 +19,7 @@ from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD
 from numpyro_geom._checks import SamplingWarning
 from numpyro_geom._util import key_word, scattered_floats
 from numpyro_geom.bound import bind
-from numpyro_geom.runs import run as run_in_segments
+from numpyro_geom.runs import run_in_segments
 from numpyro_geom.warmup.start import FEW_ROWS, FIRST_ROWS
 
 ROWS = regression_data(20_000, 3)

@@ -13,7 +13,7 @@ from numpyro.infer import MCMC, NUTS
 from targets import as_if_run
 
 from numpyro_geom import to_inference_data
-from numpyro_geom.diagnostics import compare, comparison
+from numpyro_geom.diagnostics import compare_draws, comparison
 from numpyro_geom.diagnostics.comparison import differences
 from numpyro_geom.diagnostics.draws import Scalars, estimate_moments, read_draws
 
@@ -73,7 +73,7 @@ def test_false_alarms_of_directions(correlation: float) -> None:
     level, count = comparison.FALSE_ALARM / 2, 0
     for _ in range(60):
         x, y = (autoregressive(rng, correlation, 4, 500, 3) for _ in range(2))
-        count += min(d.p_value for d in compare({"w": x}, {"w": y}).directions) < level
+        count += min(d.p_value for d in compare_draws({"w": x}, {"w": y}).directions) < level
     # 60 x 0.005 are 0.3 by design: more than 3 have probability 3e-4
     assert count <= 3
 
@@ -97,7 +97,7 @@ def test_power_on_an_sd_off_by_a_tenth() -> None:
     x, y = rng.normal(size=(2, 4, 1000, 5))
     x[..., 3] *= 1.1
     # errors of an sd: sqrt(2 / 2n) = 1.6% at n = 4000; 10% are 6 of them, 4 are seen
-    found = compare({"w": x}, {"w": y})
+    found = compare_draws({"w": x}, {"w": y})
     assert not found.within_noise
     assert found.verdict.startswith("differs: ")
     assert "w[3]" in found.verdict
@@ -124,7 +124,7 @@ def test_directions_see_what_no_scalar_shows() -> None:
     rng = np.random.default_rng(6)
     x, y = rng.normal(size=(2, 4, 500, 2))
     x[..., 1] = 0.6 * x[..., 0] + 0.8 * x[..., 1]
-    found = compare({"w": x}, {"w": y})
+    found = compare_draws({"w": x}, {"w": y})
     assert all(s.p_value > 0.005 for s in found.scalars)
     assert not found.within_noise
     # the variance along (cos a, sin a) is 1 + 0.6 sin 2a
@@ -132,7 +132,7 @@ def test_directions_see_what_no_scalar_shows() -> None:
     assert min(ratios) == pytest.approx(0.4**0.5, abs=0.06)
     assert max(ratios) == pytest.approx(1.6**0.5, abs=0.06)
     assert "worst of 32 directions" in str(found)
-    assert compare({"w": x[..., 0]}, {"w": y[..., 0]}).directions == ()
+    assert compare_draws({"w": x[..., 0]}, {"w": y[..., 0]}).directions == ()
 
 
 def model(y: Any) -> None:
@@ -154,7 +154,7 @@ def test_runs_exports_and_dicts_give_the_same() -> None:
     idata = to_inference_data(mcmc)
     read_draws(idata["posterior"], "draws")  # a group of it will do
     draws = mcmc.get_samples(group_by_chain=True)
-    results = [compare(x, other) for x in (mcmc, idata, draws)]
+    results = [compare_draws(x, other) for x in (mcmc, idata, draws)]
     names = {"mu", "s[0]", "s[1]"}
     for found in results:
         assert found.constant == ("one",)
@@ -176,11 +176,11 @@ def two(seed: int = 0, draws: int = 200) -> tuple[dict, dict]:
 
 def test_what_only_one_side_has_is_left_out_and_named() -> None:
     x, y = two()
-    found = compare({**x, "extra": x["w"]}, {**y, "other": y["w"]})
+    found = compare_draws({**x, "extra": x["w"]}, {**y, "other": y["w"]})
     assert found.left_out == ("extra", "other")
     assert "in one of the two only, left out: extra, other" in str(found)
     for names in (["w"], "w"):
-        assert compare({**x, "extra": x["w"]}, y, var_names=names).left_out == ()
+        assert compare_draws({**x, "extra": x["w"]}, y, var_names=names).left_out == ()
 
 
 def ended(draws: Any) -> MCMC:
@@ -197,7 +197,7 @@ def test_names_with_a_slash_are_those_of_exports() -> None:
     exported = az.from_dict(groups) if az.__version__ >= "1" else az.from_dict(**groups)
     draws = {"net/w": x["w"], "mu": x["w"][..., 0]}
     for names in ("net/w", ["net.w"], None):
-        found = compare(ended(draws), exported, var_names=names)
+        found = compare_draws(ended(draws), exported, var_names=names)
         assert [s.name for s in found.scalars] == ["net.w[0]", "net.w[1]", "net.w[2]"]
         assert found.left_out == (() if names else ("mu",))
 
@@ -205,22 +205,22 @@ def test_names_with_a_slash_are_those_of_exports() -> None:
 def test_names_that_become_one_are_an_error() -> None:
     x, y = two()
     with pytest.raises(ValueError, match=r"draws must have names that differ .*'l\.w', 'l/w'"):
-        compare({"l/w": x["w"], "l.w": y["w"]}, {"l.w": y["w"]})
+        compare_draws({"l/w": x["w"], "l.w": y["w"]}, {"l.w": y["w"]})
 
 
 def test_positions_in_tuples_and_nested_dicts() -> None:
     x, y = two()
     positions = ({"a": x["w"][..., 0]}, x["w"])
-    found = compare(ended(positions), {"z.0.a": y["w"][..., 0], "z.1": y["w"]})
+    found = compare_draws(ended(positions), {"z.0.a": y["w"][..., 0], "z.1": y["w"]})
     assert [s.name for s in found.scalars] == ["z.0.a", "z.1[0]", "z.1[1]", "z.1[2]"]
 
 
 def test_draws_of_a_vector_are_not_chains() -> None:
     flat = np.random.default_rng(0).normal(size=(1000, 10))
     with pytest.raises(ValueError, match="'w' of shape .1000, 10. would be 1000 chains of 10"):
-        compare({"w": flat}, {"w": flat})
+        compare_draws({"w": flat}, {"w": flat})
     # a run may have many short chains
-    assert compare(ended({"w": flat}), ended({"w": flat})).sizes == ((1000, 10), (1000, 10))
+    assert compare_draws(ended({"w": flat}), ended({"w": flat})).sizes == ((1000, 10), (1000, 10))
 
 
 def test_coverage_of_draws_that_are_all_inside() -> None:
@@ -235,7 +235,7 @@ def test_coverage_of_draws_that_are_all_inside() -> None:
 def test_chains_that_stand_still_differ() -> None:
     x, y = two()
     x["w"][..., 1] = 0.0
-    found = compare(x, y)
+    found = compare_draws(x, y)
     assert found.scalars[1].p_value == 0.0
     assert found.scalars[1].ess == 1.0
     assert not found.within_noise
@@ -244,7 +244,7 @@ def test_chains_that_stand_still_differ() -> None:
 def test_chains_in_different_places_say_little() -> None:
     x, y = two()
     x["w"] = x["w"] / 100 + np.array([-1.0, 1.0])[:, None, None]
-    found = compare(x, y)
+    found = compare_draws(x, y)
     assert max(s.ess for s in found.scalars) < 10
     if found.within_noise:
         assert "That says little" in found.verdict
@@ -254,7 +254,7 @@ def test_many_scalars_show_the_worst() -> None:
     rng = np.random.default_rng(9)
     x, y = rng.normal(size=(2, 2, 200, 40))
     x[..., 37] += 1
-    found = compare({"w": x}, {"w": y})
+    found = compare_draws({"w": x}, {"w": y})
     lines = str(found).splitlines()
     assert lines[1].startswith("w[37]")
     assert len(lines) == 1 + comparison.SHOWN + 5
@@ -265,26 +265,26 @@ def test_many_scalars_show_the_worst() -> None:
 def test_errors() -> None:
     x, y = two()
     with pytest.raises(TypeError, match="draws must be a run MCMC"):
-        compare(x["w"], y)
+        compare_draws(x["w"], y)
     with pytest.raises(ValueError, match="the MCMC has not run"):
-        compare(x, MCMC(NUTS(model), num_warmup=1, num_samples=1, progress_bar=False))
+        compare_draws(x, MCMC(NUTS(model), num_warmup=1, num_samples=1, progress_bar=False))
     with pytest.raises(ValueError, match=r"reference must have arrays .* of shape \(200,\)"):
-        compare(x, {"w": y["w"][0, :, 0]})
+        compare_draws(x, {"w": y["w"][0, :, 0]})
     with pytest.raises(ValueError, match="no variable in common"):
-        compare(x, {"v": y["w"]})
+        compare_draws(x, {"v": y["w"]})
     with pytest.raises(ValueError, match=r"draws has no variables \['v'\]"):
-        compare(x, y, var_names=["v"])
+        compare_draws(x, y, var_names=["v"])
     with pytest.raises(ValueError, match="must have one shape"):
-        compare(x, {"w": y["w"][..., :2]})
+        compare_draws(x, {"w": y["w"][..., :2]})
     with pytest.raises(ValueError, match="the same chains and draws"):
-        compare({**x, "v": x["w"][:1]}, {**y, "v": y["w"]})
+        compare_draws({**x, "v": x["w"][:1]}, {**y, "v": y["w"]})
     with pytest.raises(ValueError, match="at least 8 draws per chain"):
-        compare({"w": x["w"][:, :1]}, y)
+        compare_draws({"w": x["w"][:, :1]}, y)
     with pytest.raises(ValueError, match="constant in the reference"):
-        compare(x, {"w": np.zeros_like(y["w"])})
+        compare_draws(x, {"w": np.zeros_like(y["w"])})
     with pytest.raises(ValueError, match="draws that are constant"):
-        compare({"w": np.ones((2, 50))}, {"w": np.ones((2, 50))})
+        compare_draws({"w": np.ones((2, 50))}, {"w": np.ones((2, 50))})
     bad = x["w"].copy()
     bad[0, 3, 1] = np.nan
     with pytest.raises(ValueError, match=r"draws of 'w' that are not finite \(1 values\)"):
-        compare({"w": bad}, y)
+        compare_draws({"w": bad}, y)

@@ -25,18 +25,10 @@ from jax.errors import KeyReuseError
 from targets import KERNELS, assert_trees_equal, regression, regression_data
 from tiers import short
 
-from numpyro_geom import (
-    GGMC,
-    ISGD,
-    SGHMC,
-    SGNHT,
-    SGRLD,
-    AdamSGLD,
-    Microcanonical,
-    SGKernel,
-    SGState,
-)
-from numpyro_geom.algorithms.langevin import GAMMA_MODES
+from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Microcanonical, SGKernel
+from numpyro_geom.algorithms.langevin import DIVERGENCE_MODES
+from numpyro_geom.baselines import ISGD, AdamSGLD
+from numpyro_geom.kernel import SGState
 from numpyro_geom.metrics import METRICS
 from numpyro_geom.sampling.settings import FUNCTIONS
 
@@ -76,8 +68,10 @@ CASES: dict[str, Case] = {
     # in RMSprop's metric longer trajectories are rejected
     **of_metrics("ggmc", GGMC, {**DAMPED, "step_size": 1e-5}),
     # Gamma of Shampoo is unbounded where its statistic is small, as it is at first
-    "corrected": option(SGRLD, {**FIXED, "step_size": 1e-6}, metric="shampoo", gamma="corrected"),
-    "auxiliary": option(SGHMC, DAMPED, metric="rmsprop", gamma="auxiliary"),
+    "corrected": option(
+        SGRLD, {**FIXED, "step_size": 1e-6}, metric="shampoo", divergence="corrected"
+    ),
+    "auxiliary": option(SGHMC, DAMPED, metric="rmsprop", divergence="auxiliary"),
     "microcanonical": option(Microcanonical, DAMPED),
     # more steps per draw than those for which it stands still
     "isgd": option(ISGD, {"num_steps": 60}, groups={"w": "all", "s": "all"}),
@@ -98,7 +92,7 @@ TRACED_SHORT = [
     "anchor",
 ]
 COMPILED_SHORT = ["sgrld shampoo", "sghmc rmsprop", "ggmc monge", "microcanonical", "anchor"]
-GAMMA_SHORT = [
+DIVERGENCE_SHORT = [
     ("identity", "none"),
     ("rmsprop", "published"),
     ("wenzel", "frozen"),
@@ -146,11 +140,12 @@ def test_tracing_sees_a_key_that_is_used_twice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("metric", "gamma"), short(itertools.product(METRICS, GAMMA_MODES), kept=GAMMA_SHORT)
+    ("metric", "divergence"),
+    short(itertools.product(METRICS, DIVERGENCE_MODES), kept=DIVERGENCE_SHORT),
 )
-def test_treatments_of_gamma_keep_structure_shapes_and_dtypes(metric: str, gamma: str) -> None:
+def test_treatments_of_gamma_keep_structure_shapes_and_dtypes(metric: str, divergence: str) -> None:
     """In 32 bits as by default, and in 64 with fixed settings."""
-    make = partial(SGRLD, regression, metric=metric, gamma=gamma, batch_size=BATCH)
+    make = partial(SGRLD, regression, metric=metric, divergence=divergence, batch_size=BATCH)
     assert_types_are_kept(make(), x64=False)
     wide = {"step_size": 1e-3, "num_steps": 3, "batching": "epoch"}
     assert_types_are_kept(make(**wide), x64=True)

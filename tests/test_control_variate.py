@@ -282,14 +282,16 @@ def test_changed_data_move_what_is_known_at_the_anchor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("metric", "gamma"),
+    ("metric", "divergence"),
     short(
         [("shampoo", "frozen"), ("monge", "corrected"), ("rmsprop", "auxiliary")],
         kept=[("monge", "corrected")],
     ),
 )
-def test_metrics_and_treatments_of_gamma_take_it(metric: str, gamma: str) -> None:
-    kernel = SGRLD(linear, metric=metric, gamma=gamma, batch_size=99, control_variate=True)
+def test_metrics_and_treatments_of_gamma_take_it(metric: str, divergence: str) -> None:
+    kernel = SGRLD(
+        linear, metric=metric, divergence=divergence, batch_size=99, control_variate=True
+    )
     state = kernel.init(random.split(random.key(0), 2), 4, None, ROWS, {})
 
     @jax.jit

@@ -167,9 +167,11 @@ def counts(link: Callable) -> tuple[Callable, jax.Array, jax.Array]:
     "make",
     [
         partial(SGHMC, batch_size=30, control_variate=True),
-        pytest.param(partial(SGRLD, metric="monge", gamma="corrected"), marks=pytest.mark.slow),
         pytest.param(
-            partial(SGRLD, adjusted=True, metric="rmsprop", gamma="auxiliary"),
+            partial(SGRLD, metric="monge", divergence="corrected"), marks=pytest.mark.slow
+        ),
+        pytest.param(
+            partial(SGRLD, adjusted=True, metric="rmsprop", divergence="auxiliary"),
             marks=pytest.mark.slow,
         ),
         pytest.param(GGMC, marks=pytest.mark.slow),

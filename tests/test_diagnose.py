@@ -309,14 +309,16 @@ def test_the_report_of_a_guide_shows_what_weights_say() -> None:
     assert "resample" not in "".join(check.advice for check in checks)
 
 
-@pytest.mark.parametrize("gamma", ["none", "published"])
-def test_a_drift_with_another_invariant_distribution_is_what_to_change_first(gamma: str) -> None:
+@pytest.mark.parametrize("divergence", ["none", "published"])
+def test_a_drift_with_another_invariant_distribution_is_what_to_change_first(
+    divergence: str,
+) -> None:
     z = 1.5 * normal(4, 500, 2)
-    mean, sd = moments_of(z, z, gamma=gamma, final_step_size=0.1)
+    mean, sd = moments_of(z, z, divergence=divergence, final_step_size=0.1)
     assert sd.ok is False
-    assert f"gamma='{gamma}' has another invariant distribution" in sd.advice
-    _, plain = moments_of(z, z, gamma="exact", final_step_size=0.1)
-    assert "gamma" not in plain.advice
+    assert f"divergence='{divergence}' has another invariant distribution" in sd.advice
+    _, plain = moments_of(z, z, divergence="exact", final_step_size=0.1)
+    assert "divergence" not in plain.advice
 
 
 @pytest.mark.arviz
@@ -861,8 +863,8 @@ ADVICE: dict[str, tuple[str, dict, dict, str, str]] = {
         *("init_params of higher density", "mode"),
     ),
     "a slow metric": (
-        *("memory of the metric", {}, {"metric_lag": 3.0, "gamma": "corrected"}),
-        *("gamma='auxiliary' or gamma='frozen'", "tolerance"),
+        *("memory of the metric", {}, {"metric_lag": 3.0, "divergence": "corrected"}),
+        *("divergence='auxiliary' or divergence='frozen'", "tolerance"),
     ),
     "divergences": ("divergences", {"diverging": np.ones((4, 500))}, AUTO, "bias_tolerance", "aim"),
     "divergences of NUTS": (

@@ -15,8 +15,7 @@ from numpyro.distributions import constraints
 from numpyro.infer import MCMC
 from targets import normal_mean
 
-from numpyro_geom import GGMC, SGHMC, SGRLD, RMSprop
-from numpyro_geom import run as long_run
+from numpyro_geom import GGMC, SGHMC, SGRLD, RMSprop, run_in_segments
 from numpyro_geom._numpyro import holding
 from numpyro_geom.diagnostics import SamplingWarning
 from numpyro_geom.diagnostics.checks import LEAST_DRAWS, warn_of_run
@@ -112,7 +111,7 @@ def test_after_warmup_and_with_a_progress_bar(bar: bool) -> None:
 
 
 def test_few_draws_are_no_evidence() -> None:
-    lags = SGHMC(narrow, step_size=1e-7, num_steps=2, metric=RMSprop(), gamma="corrected")
+    lags = SGHMC(narrow, step_size=1e-7, num_steps=2, metric=RMSprop(), divergence="corrected")
     for kernel in (OFF["undone"][0], lags):
         run(kernel, [1.0, 1.5], num_samples=LEAST_DRAWS - 1, chain_method="vectorized")
         with pytest.warns(SamplingWarning):
@@ -123,7 +122,7 @@ def test_a_long_run_tells_once_when_its_draws_are_read() -> None:
     kernel, starts, match = OFF["mode"]
     settings: Any = {"num_samples": DRAWS, "num_chains": 2, "chain_method": "vectorized"}
     mcmc = MCMC(kernel, num_warmup=0, progress_bar=False, **settings)
-    result = long_run(mcmc, random.key(0), init_params={"x": jnp.array(starts)})
+    result = run_in_segments(mcmc, random.key(0), init_params={"x": jnp.array(starts)})
     with pytest.warns(SamplingWarning, match=match) as told:
         assert result.mcmc is result.mcmc
     assert [w.filename for w in told] == [__file__]

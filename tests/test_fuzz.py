@@ -18,7 +18,7 @@ QUICK = tuple(
     sorted(
         {
             *("RMSprop", "Wenzel", "Monge", "Shampoo", "Identity", "Expanded"),
-            *("cyclical", "HostRows", "compare", "fisher_root"),
+            *("cyclical", "HostRows", "compare_draws", "fisher_root"),
             "PredictionStream",
         }
     )
@@ -62,12 +62,12 @@ FOUND = {
     "Expanded right=float16": "right must be an integer of at least 0, got array",
     "SWAG model=distribution": "model must be a NumPyro model, got .* distribution, Normal",
     "diagnose var_names=0.5": "var_names must be a name or a list of names, got 0.5",
-    "compare var_names=mcmc": "var_names must be a name or a list of names, got MCMC",
+    "compare_draws var_names=mcmc": "var_names must be a name or a list of names, got MCMC",
     "PredictionStream labels=keys": "labels must be an array",
     "PredictionStream batch=key": "predictions must be an array, got .*which NumPy cannot read",
     "RiemannianLaplace.sample_posterior params=0.0": "expected params with 'auto_loc'.* got float",
     "RiemannianLaplace.sample_posterior params=matrix": "expected params .* got ndarray",
-    "SGNHT gamma=3-D": "SGNHT got an unexpected keyword argument 'gamma'",
+    "SGNHT divergence=3-D": "SGNHT got an unexpected keyword argument 'divergence'",
 }
 """Cases that once ended in another way, and the error of each now."""
 

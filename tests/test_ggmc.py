@@ -24,7 +24,8 @@ from scipy.special import gamma as gamma_function
 from targets import columns, linear, linear_moments, logistic, regression_data, run
 from tiers import short
 
-from numpyro_geom import GGMC, SGState
+from numpyro_geom import GGMC
+from numpyro_geom.kernel import SGState
 from numpyro_geom.sampling.algorithm import Algorithm
 from numpyro_geom.sampling.settings import Settings
 

@@ -25,15 +25,14 @@ from tiers import short
 
 from numpyro_geom import (
     GGMC,
-    ISGD,
     SGRLD,
-    SWAG,
     HostRows,
     RiemannianLaplace,
     diagnose,
     run,
     to_inference_data,
 )
+from numpyro_geom.baselines import ISGD, SWAG
 from numpyro_geom.model import model as model_module
 from numpyro_geom.model import trial
 from numpyro_geom.rows import host_rows
@@ -71,7 +70,7 @@ STARTED = {"batch_size": 8, "num_steps": 10}
 KERNELS = {
     "SGRLD": lambda: SGRLD(model, **FIXED),
     "SGRLD in epochs": lambda: SGRLD(model, batching="epoch", **FIXED),
-    "SGRLD auxiliary": lambda: SGRLD(model, metric="monge", gamma="auxiliary", **FIXED),
+    "SGRLD auxiliary": lambda: SGRLD(model, metric="monge", divergence="auxiliary", **FIXED),
     "SGRLD all rows": lambda: SGRLD(model, step_size=1e-3, num_steps=2),
     "GGMC": lambda: GGMC(model, friction=1.0, **FIXED),
     "ISGD": lambda: ISGD(model, **STARTED),

@@ -19,7 +19,7 @@ from numpyro import handlers
 from numpyro.infer import MCMC, NUTS
 from tiers import short
 
-from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, HostRows, Monge, RMSprop, run
+from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, HostRows, Monge, RMSprop, run_in_segments
 from numpyro_geom.runs.identity import _Program, data_of, identity
 from numpyro_geom.runs.long_run import _check_processes
 from numpyro_geom.runs.segments import Job, Segments, without_mesh
@@ -125,7 +125,7 @@ def test_other_data_and_keys_are_told_apart():
 SAME = {
     "SGHMC": lambda: SGHMC(model, batch_size=4),
     "control variate": lambda: sgrld(control_variate=True),
-    "Monge": lambda: sgrld(metric=Monge(), gamma="frozen"),
+    "Monge": lambda: sgrld(metric=Monge(), divergence="frozen"),
     "GGMC": lambda: GGMC(model, batch_size=4, step_size=1e-3),
     "NUTS": lambda: NUTS(model, max_tree_depth=3),
 }
@@ -216,7 +216,7 @@ print(t.go({directory!r}, {draws}).num_draws)
 def go(directory, draws, **changed):
     mcmc = MCMC(sgrld(**changed), num_warmup=2, num_samples=draws, progress_bar=False)
     rows = HostRows(X), HostRows(Y)
-    return run(mcmc, jax.random.key(0), *rows, directory=directory, draws_per_segment=2)
+    return run_in_segments(mcmc, jax.random.key(0), *rows, directory=directory, draws_per_segment=2)
 
 
 def test_another_process_goes_on_and_another_model_does_not(tmp_path):

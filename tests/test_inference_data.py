@@ -216,7 +216,7 @@ def test_sample_stats_of_a_stochastic_gradient_kernel(sgrld: MCMC) -> None:
 
 
 def test_acceptance_rate_where_steps_are_adjusted(unmeasured: MCMC) -> None:
-    kernel = quick(logistic, gamma="frozen", adjusted=True)
+    kernel = quick(logistic, divergence="frozen", adjusted=True)
     mcmc = sample(kernel, *logistic_data())
     rate = to_inference_data(mcmc).sample_stats["acceptance_rate"]
     np.testing.assert_array_equal(rate, mcmc.get_extra_fields(True)["accept_prob"])

@@ -29,7 +29,8 @@ from chains import CHAIN_STEPS
 from targets import half_square
 from tiers import short
 
-from numpyro_geom import SGRLD, Identity, Monge, RMSprop, SGState, Shampoo, Wenzel
+from numpyro_geom import SGRLD, Identity, Monge, RMSprop, Shampoo, Wenzel
+from numpyro_geom.kernel import SGState
 
 NUM_ERRORS = 5.0
 PyTree = Any
@@ -225,7 +226,7 @@ def setup(
     x = jnp.asarray(it.draw(temperature, chains_a_size * len(sizes), rng), jnp.float32)
     state = chains.start(kernel, packing.pack(x), seed=seed + 1)
     state = chains.several_step_sizes(state, len(sizes))
-    if settings["gamma"] == "auxiliary":
+    if settings["divergence"] == "auxiliary":
         state = chains.past_warmup(state, scale=1.5 * it.scale if scale is None else scale)
     else:  # what warm-up would have learned, from draws of its own
         others = packing.pack(jnp.asarray(it.draw(temperature, 30, rng), jnp.float32))
@@ -281,7 +282,7 @@ def simulate(it: Setup, num_sizes: int, num_draws: int, temperature: float = 1.0
     return Result(*(np.stack(column) for column in zip(*rows, strict=True)), pooled)
 
 
-# (target, metric, gamma)
+# (target, metric, divergence)
 ADJUSTED = [
     *(
         (target, metric, "auxiliary")
@@ -304,11 +305,17 @@ ADJUSTED_SHORT = [
 ]
 
 
-@pytest.mark.parametrize(("target", "metric", "gamma"), short(ADJUSTED, kept=ADJUSTED_SHORT))
-def test_adjusted_is_exact_at_any_step_size(target: str, metric: str, gamma: str) -> None:
+@pytest.mark.parametrize(("target", "metric", "divergence"), short(ADJUSTED, kept=ADJUSTED_SHORT))
+def test_adjusted_is_exact_at_any_step_size(target: str, metric: str, divergence: str) -> None:
     sizes = (0.03, 0.1, 0.4)
     it = setup(
-        target, metric, sizes=sizes, chains_a_size=1000, num_steps=80, gamma=gamma, adjusted=True
+        target,
+        metric,
+        sizes=sizes,
+        chains_a_size=1000,
+        num_steps=80,
+        divergence=divergence,
+        adjusted=True,
     )
     result = simulate(it, len(sizes), num_draws=3)
     assert np.abs(result.scores).max() < NUM_ERRORS
@@ -332,7 +339,7 @@ def test_adjusted_acceptance_is_higher_with_monge_on_a_banana() -> None:
             chains_a_size=1000,
             num_steps=100,
             scale=8.0,
-            gamma="auxiliary",
+            divergence="auxiliary",
             adjusted=True,
         )
         result = simulate(it, 3, num_draws=1)
@@ -340,9 +347,9 @@ def test_adjusted_acceptance_is_higher_with_monge_on_a_banana() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("adjusted_gamma", ["auxiliary", "frozen"])
+@pytest.mark.parametrize("adjusted_divergence", ["auxiliary", "frozen"])
 @pytest.mark.parametrize("temperature", [0.3, 2.0])
-def test_adjusted_is_exact_at_any_temperature(adjusted_gamma: str, temperature: float) -> None:
+def test_adjusted_is_exact_at_any_temperature(adjusted_divergence: str, temperature: float) -> None:
     it = setup(
         "banana",
         "monge",
@@ -350,7 +357,7 @@ def test_adjusted_is_exact_at_any_temperature(adjusted_gamma: str, temperature: 
         chains_a_size=1500,
         num_steps=100,
         temperature=temperature,
-        gamma=adjusted_gamma,
+        divergence=adjusted_divergence,
         adjusted=True,
     )
     result = simulate(it, 2, num_draws=3, temperature=temperature)
@@ -391,7 +398,7 @@ def test_auxiliary_has_a_bias_of_order_h_only(target: str, metric: str) -> None:
         chains_a_size=1500,
         num_steps=num_steps,
         scale=scale,
-        gamma="auxiliary",
+        divergence="auxiliary",
     )
     result = simulate(it, 1, num_draws=3)
     spread = it.target.functions(np.asarray(it.packing.unpack(it.state.z))).std(axis=0)
@@ -414,14 +421,19 @@ def test_corrected_leaves_the_target_in_two_dimensions(
 ) -> None:
     monkeypatch.setitem(METRICS, "metric", (metric, SITES))
     far = {}
-    for gamma in ("corrected", "published", "none"):
+    for divergence in ("corrected", "published", "none"):
         it = setup(
-            "logistic", "metric", sizes=(0.01,), chains_a_size=1000, num_steps=400, gamma=gamma
+            "logistic",
+            "metric",
+            sizes=(0.01,),
+            chains_a_size=1000,
+            num_steps=400,
+            divergence=divergence,
         )
         result = simulate(it, 1, num_draws=2)
         spread = it.target.functions(np.asarray(it.packing.unpack(it.state.z))).std(axis=0)
         error = np.abs(result.errors / result.scores)
-        far[gamma] = np.max((np.abs(result.errors) - NUM_ERRORS * error) / spread)
+        far[divergence] = np.max((np.abs(result.errors) - NUM_ERRORS * error) / spread)
     # bias measured: rmsprop .033 +- .013 posterior standard deviations, the others less
     assert far["corrected"] < 0.035
     # .17 to .9 and .4 to 2.4, by metric
@@ -505,7 +517,7 @@ def test_auxiliary_on_a_gaussian_has_the_variance_of_its_recursion(
     kernel = SGRLD(
         potential_fn=noisy_energy if noise else half_square,
         metric=Monge(alpha2=0.0, decay=law.decay),
-        gamma="auxiliary",
+        divergence="auxiliary",
         step_size=law.step_size,
         temperature=temperature,
         num_steps=15,
@@ -527,7 +539,7 @@ def test_frozen_at_a_temperature_has_its_variance(temperature: float) -> None:
     kernel = SGRLD(
         potential_fn=half_square,
         metric=RMSprop(decay=0.9, eps=0.5),
-        gamma="frozen",
+        divergence="frozen",
         step_size=h,
         temperature=temperature,
         num_steps=15,
@@ -564,7 +576,7 @@ def test_minibatch_frozen_has_the_predicted_variance(temperature: float) -> None
     kernel = SGRLD(
         rows_model,
         metric=RMSprop(decay=0.9, eps=1.0),
-        gamma="frozen",
+        divergence="frozen",
         batch_size=batch_size,
         step_size=h,
         temperature=temperature,
@@ -651,7 +663,7 @@ def test_minibatch_auxiliary_has_the_variance_of_its_recursion(temperature: floa
     kernel = SGRLD(
         rows_model,
         metric=Monge(alpha2=0.0, decay=law.decay),
-        gamma="auxiliary",
+        divergence="auxiliary",
         batch_size=12,
         step_size=law.step_size,
         temperature=temperature,
@@ -694,7 +706,7 @@ def test_auxiliary_allows_for_the_minibatch_noise_in_its_metric() -> None:
     kernel = SGRLD(
         potential_fn=energy,
         metric=Monge(alpha2=alpha2, decay=0.0),
-        gamma="auxiliary",
+        divergence="auxiliary",
         step_size=0.01,
         num_steps=300,
     )
@@ -730,7 +742,7 @@ def test_auxiliary_learns_scale_and_noise_in_warmup() -> None:
     kernel = SGRLD(
         potential_fn=energy,
         metric=RMSprop(decay=0.5),
-        gamma="auxiliary",
+        divergence="auxiliary",
         step_size=0.05,
         num_steps=100,
     )
@@ -760,7 +772,7 @@ def test_auxiliary_started_at_the_mode(metric: str, adjusted: bool) -> None:
     kernel = SGRLD(
         potential_fn=half_square,
         metric=metric,
-        gamma="auxiliary",
+        divergence="auxiliary",
         adjusted=adjusted,
         step_size=0.05,
         num_steps=100,

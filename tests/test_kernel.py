@@ -39,16 +39,9 @@ from targets import (
 )
 from tiers import short
 
-from numpyro_geom import (
-    SGHMC,
-    SGRLD,
-    Monge,
-    RMSprop,
-    SGKernel,
-    SGState,
-    cyclical,
-)
+from numpyro_geom import SGHMC, SGRLD, Monge, RMSprop, SGKernel, cyclical
 from numpyro_geom.diagnostics import SamplingWarning
+from numpyro_geom.kernel import SGState
 from numpyro_geom.model import minibatch
 from numpyro_geom.model.plates import read_subsampling
 
@@ -481,13 +474,13 @@ def rows_of(key_batch: jax.Array) -> jax.Array:
     return minibatch.draw(read_subsampling(linear, (X, Y), {}, BATCH), key_batch, ())[0]["data"]
 
 
-@pytest.mark.parametrize("gamma", ["frozen", "none"])
-def test_identity_metric_is_sgld(gamma: str) -> None:
+@pytest.mark.parametrize("divergence", ["frozen", "none"])
+def test_identity_metric_is_sgld(divergence: str) -> None:
     """With averaged noise, and without."""
     h, num_steps = 2e-3, 5
-    kernel = one_step(linear, step_size=h, num_steps=num_steps, gamma=gamma)
+    kernel = one_step(linear, step_size=h, num_steps=num_steps, divergence=divergence)
     state = kernel.init(random.key(0), 0, {"w": jnp.array([0.3, -0.4])}, (X, Y), {})
-    w, last = state.z["w"], state.dynamics["w"] if gamma == "frozen" else None
+    w, last = state.z["w"], state.dynamics["w"] if divergence == "frozen" else None
     keys, next_key = keys_of(state, num_steps)
     for key_batch, key_step in keys:
         batch = rows_of(key_batch)
@@ -508,7 +501,7 @@ def test_temperature_zero_is_the_preconditioned_gradient_step() -> None:
         step_size=h,
         num_steps=num_steps,
         metric=metric,
-        gamma="corrected",
+        divergence="corrected",
         temperature=0.0,
     )
     state = kernel.init(random.key(0), 0, {"w": jnp.array([0.3, -0.4])}, (X, Y), {})
@@ -538,18 +531,18 @@ def test_temperature_zero_keeps_noisy_gradient_steps() -> None:
 def test_monge_with_alpha_zero_is_the_identity() -> None:
     draws = []
     for metric in ("identity", Monge(alpha2=0.0)):
-        kernel = one_step(metric=metric, gamma="frozen", num_steps=4)
+        kernel = one_step(metric=metric, divergence="frozen", num_steps=4)
         state = kernel.init(random.key(0), 0, None, (X, Y), {})
         draws.append(kernel.sample(state, (X, Y), {}).z)
     for name, value in draws[0].items():
         np.testing.assert_allclose(draws[1][name], value, rtol=1e-6)
 
 
-@pytest.mark.parametrize("gamma", ["corrected", "published"])
-def test_gamma_of_monge_with_alpha_zero_vanishes(gamma: str) -> None:
+@pytest.mark.parametrize("divergence", ["corrected", "published"])
+def test_gamma_of_monge_with_alpha_zero_vanishes(divergence: str) -> None:
     """At temperature 1 with the noise's own key: the step's key is split once for the probe."""
     h = 1e-3
-    kernel = one_step(linear, metric=Monge(alpha2=0.0), gamma=gamma, step_size=h)
+    kernel = one_step(linear, metric=Monge(alpha2=0.0), divergence=divergence, step_size=h)
     state = kernel.init(random.key(0), 0, {"w": jnp.array([0.3, -0.4])}, (X, Y), {})
     w = state.z["w"]
     ((key_batch, key_step),), _ = keys_of(state, 1)
@@ -561,20 +554,20 @@ def test_gamma_of_monge_with_alpha_zero_vanishes(gamma: str) -> None:
     np.testing.assert_allclose(state.z["w"], expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("gamma", "share"), [("corrected", 1.0), ("published", 0.25)])
-def test_divergence_is_scaled_by_the_temperature(gamma: str, share: float) -> None:
+@pytest.mark.parametrize(("divergence", "share"), [("corrected", 1.0), ("published", 0.25)])
+def test_divergence_is_scaled_by_the_temperature(divergence: str, share: float) -> None:
     """With one key a step is a + b tau + c sqrt(tau), b = h Gamma: three of them tell b.
 
     In one dimension, with U = 2 x^2 and A = 1 / (1 + V^2), Gamma is dA/dV U'' = -8 V / (1 + V^2)^2
     at the first average V of the gradient, times 1 - decay if published; one probe is exact.
     """
-    h, x, decay = 1e-2, 0.3, 0.75 if gamma == "published" else 0.0
+    h, x, decay = 1e-2, 0.3, 0.75 if divergence == "published" else 0.0
     steps = []
     for tau in (1.0, 4.0, 9.0):
         kernel = SGRLD(
             potential_fn=lambda z: 2 * jnp.sum(z**2),
             metric=Monge(alpha2=1.0, decay=decay),
-            gamma=gamma,
+            divergence=divergence,
             step_size=h,
             num_steps=1,
             temperature=tau,
@@ -658,8 +651,8 @@ def test_exploration_injects_no_noise() -> None:
 
 def test_frozen_metrics_stop_learning_before_warm_up_ends() -> None:
     num_warmup = 16
-    kernel = one_step(metric="rmsprop", gamma="frozen")
-    moving = one_step(metric="rmsprop", gamma="none")
+    kernel = one_step(metric="rmsprop", divergence="frozen")
+    moving = one_step(metric="rmsprop", divergence="none")
     for each, stops in ((kernel, True), (moving, False)):
         state = each.init(random.key(0), num_warmup, None, (X, Y), {})
         sample = jax.jit(lambda s, k=each: k.sample(s, (X, Y), {}))
@@ -803,11 +796,11 @@ def test_improper_models_stay_finite() -> None:
 
 
 def test_each_metric_has_its_own_treatment_of_gamma() -> None:
-    assert SGRLD(linear, metric="monge").settings.gamma == "frozen"
-    assert SGRLD(linear, metric=Monge(alpha2=1.0)).settings.gamma == "auxiliary"
-    assert SGRLD(linear, metric=Monge(), gamma="frozen").settings.gamma == "frozen"
+    assert SGRLD(linear, metric="monge").settings.divergence == "frozen"
+    assert SGRLD(linear, metric=Monge(alpha2=1.0)).settings.divergence == "auxiliary"
+    assert SGRLD(linear, metric=Monge(), divergence="frozen").settings.divergence == "frozen"
     for metric in ("identity", "rmsprop", "wenzel", "shampoo"):
-        assert SGRLD(linear, metric=metric).settings.gamma == "frozen"
+        assert SGRLD(linear, metric=metric).settings.divergence == "frozen"
 
 
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype")

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from numpyro.infer import MCMC, NUTS
 from tiers import short
 
-from numpyro_geom import GGMC, SGRLD, HostRows, run, to_inference_data
+from numpyro_geom import GGMC, SGRLD, HostRows, run_in_segments, to_inference_data
 from numpyro_geom.model.minibatch import Subsampling, draw
 from numpyro_geom.rows.mesh_rows import MeshRows, OverMesh
 from numpyro_geom.rows.reader import NO_ROW, Hint, hints
@@ -76,7 +76,7 @@ def on(shape):
 def draws(kernel, shape=None, rows=None):
     """Of `run` without a mesh, or of its segments on one."""
     if shape is None:
-        result = run(make(kernel), jax.random.key(0), *data(), draws_per_segment=4)
+        result = run_in_segments(make(kernel), jax.random.key(0), *data(), draws_per_segment=4)
         return np.asarray(result.mcmc.get_samples(group_by_chain=True)["slope"])
     mcmc = make(kernel)
     segments = segments_of(mcmc, shape, 6, rows)
@@ -136,7 +136,7 @@ def test_a_run_goes_on_with_another_mesh(tmp_path):
 
     def go(num_samples, **mesh):
         mcmc = make(KERNELS["SGRLD"](), num_samples)
-        return run(
+        return run_in_segments(
             mcmc, jax.random.key(0), *data(), directory=tmp_path, draws_per_segment=4, **mesh
         )
 
@@ -360,7 +360,9 @@ def test_a_source_that_fails_on_a_mesh():
     source = Source(x, fails_at=12)  # two draws later than the start
     mcmc = make(SGRLD(model, **SETTINGS), num_chains=1)
     with pytest.raises(RuntimeError, match="^HostRows of a Source .* the drive is gone") as caught:
-        run(mcmc, jax.random.key(0), HostRows(source), y, on_bad_rows="keep", **on((1, 2)))
+        run_in_segments(
+            mcmc, jax.random.key(0), HostRows(source), y, on_bad_rows="keep", **on((1, 2))
+        )
     assert isinstance(caught.value.__cause__, OSError)
     assert len(source.asked) == 12
 
@@ -398,7 +400,7 @@ def test_bad_input(mesh, settings, error, match):
     x, y = data()
     x = settings.pop("x", x)
     with pytest.raises(error, match=match):
-        run(make(**settings), jax.random.key(0), x, y, **mesh)
+        run_in_segments(make(**settings), jax.random.key(0), x, y, **mesh)
 
 
 def test_a_start_that_is_not_finite():
@@ -409,4 +411,4 @@ def test_a_start_that_is_not_finite():
 
     mcmc = make(SGRLD(improper, batch_size=4, step_size=1e-3, num_steps=1))
     with pytest.raises(ValueError, match="energy is not finite where the chain starts"):
-        run(mcmc, jax.random.key(0), np.ones(8), **on((1, 2)))
+        run_in_segments(mcmc, jax.random.key(0), np.ones(8), **on((1, 2)))

@@ -500,7 +500,7 @@ def test_base_class_needs_the_three_methods() -> None:
 
 
 def test_the_declared_defaults() -> None:
-    declared = ("interval", "default_gamma", "scales", "has_auxiliary")
+    declared = ("interval", "default_divergence", "scales", "has_auxiliary")
     found = {name: [getattr(metric, d) for d in declared] for name, metric in CASES.items()}
     assert found == {
         "identity": [1, "frozen", False, True],

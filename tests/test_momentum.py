@@ -20,9 +20,10 @@ from jax import random
 from targets import SIGMAS, assert_moments, half_square, run
 from tiers import short
 
-from numpyro_geom import SGHMC, Identity, Monge, RMSprop, SGState, cyclical
+from numpyro_geom import SGHMC, Identity, Monge, RMSprop, cyclical
 from numpyro_geom.algorithms.momentum import MOST_FRICTION, momentum_rule
 from numpyro_geom.algorithms.sgnht import SGNHT, Thermostat, _shortfall
+from numpyro_geom.kernel import SGState
 from numpyro_geom.metrics import MetricState
 from numpyro_geom.sampling.state import init_adaptation
 
@@ -118,7 +119,7 @@ def test_stationary_law(name: str, tau: float) -> None:
     kernel = SGHMC(
         potential_fn=energy,
         metric=metric,
-        gamma="frozen",
+        divergence="frozen",
         temperature=tau,
         step_size=lambda t: jnp.asarray(SIZES)[t // chains.CHAIN_STEPS],
         friction=1.0,

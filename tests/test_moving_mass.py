@@ -56,11 +56,11 @@ def energy(x: Any, xp: Any = np) -> Any:
     return xp.sum(x**2 / 2 + xp.sin(2 * x) / 2, -1)
 
 
-@pytest.mark.parametrize("gamma", ["corrected", "none"])
-def test_the_law_in_one_dimension(gamma: str) -> None:
+@pytest.mark.parametrize("divergence", ["corrected", "none"])
+def test_the_law_in_one_dimension(divergence: str) -> None:
     grid = np.linspace(-8, 8, 4001)[:, None]
     a = 1 / (np.abs(grid + np.cos(2 * grid)) + EPS)
-    log_law = -energy(grid) - (0.5 * np.log(a[:, 0]) if gamma == "none" else 0.0)
+    log_law = -energy(grid) - (0.5 * np.log(a[:, 0]) if divergence == "none" else 0.0)
     law = np.exp(log_law - log_law.max())
     law /= law.sum()
     functions = [lambda x: x, lambda x: x**2, np.cos, lambda x: np.sin(2 * x)]
@@ -70,7 +70,11 @@ def test_the_law_in_one_dimension(gamma: str) -> None:
     for h in (0.04, 0.02):
         start = random.normal(random.key(1), (1000,))  # as many chains
         draws = draws_of(
-            lambda x: energy(x, jnp), start, h, gamma=gamma, metric=RMSprop(decay=0.0, eps=EPS)
+            lambda x: energy(x, jnp),
+            start,
+            h,
+            divergence=divergence,
+            metric=RMSprop(decay=0.0, eps=EPS),
         )
         of_chains = np.stack([f(draws).mean(0) for f in functions])
         means.append(of_chains.mean(1))
@@ -97,7 +101,7 @@ def test_the_correction_of_a_metric_that_is_no_diagonal() -> None:
         banana,
         jnp.stack([a, a**2 / 4 + noise], 1),
         0.02,
-        gamma="corrected",
+        divergence="corrected",
         metric=Monge(alpha2=0.3, decay=0.0),
         chains=200,
     )
@@ -126,7 +130,7 @@ def test_an_auxiliary_metric_has_the_law_at_any_decay(name: str) -> None:
     kernel = SGHMC(
         potential_fn=lambda x: banana(x, 0.5, 0.5),
         metric=AUXILIARY[name],
-        gamma="auxiliary",
+        divergence="auxiliary",
         step_size=0.05,
         friction=1.0,
         num_steps=100,
@@ -144,7 +148,9 @@ def test_an_auxiliary_metric_has_the_law_at_any_decay(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", ["rmsprop", "monge", "shampoo"])
 def test_the_automatic_step_of_an_auxiliary_metric(metric: str) -> None:
-    kernel = SGHMC(potential_fn=lambda x: banana(x, 0.5, 0.5), metric=metric, gamma="auxiliary")
+    kernel = SGHMC(
+        potential_fn=lambda x: banana(x, 0.5, 0.5), metric=metric, divergence="auxiliary"
+    )
     mcmc = MCMC(
         kernel,
         num_warmup=200,
@@ -223,7 +229,7 @@ def test_an_auxiliary_step_has_the_variance_of_its_recursion(noise: float) -> No
     kernel = SGHMC(
         potential_fn=energy if noise else half_square,
         metric=Monge(alpha2=0.0, decay=law.decay),
-        gamma="auxiliary",
+        divergence="auxiliary",
         step_size=law.step_size,
         friction=law.friction,
         num_steps=15,
@@ -245,9 +251,9 @@ def test_a_metric_that_lags_is_told_by_name() -> None:
         mcmc.run(random.key(0), init_params=jnp.ones(8))
         to_inference_data(mcmc)
 
-    match = r"memory of the metric: .*gamma='corrected' .*use gamma='auxiliary'"
+    match = r"memory of the metric: .*divergence='corrected' .*use divergence='auxiliary'"
     with pytest.warns(SamplingWarning, match=match) as told:
-        run(gamma="corrected", metric=RMSprop(eps=1.0))
+        run(divergence="corrected", metric=RMSprop(eps=1.0))
     assert len(told) == 1
-    run(gamma="corrected", metric=RMSprop(decay=0.0, eps=1.0))  # warnings are errors
-    run(gamma="auxiliary", metric=RMSprop(eps=1.0))
+    run(divergence="corrected", metric=RMSprop(decay=0.0, eps=1.0))  # warnings are errors
+    run(divergence="auxiliary", metric=RMSprop(eps=1.0))

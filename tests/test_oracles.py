@@ -84,7 +84,7 @@ class Case(NamedTuple):
 
     Attributes:
         metric: the metric.
-        gamma: the mode.
+        divergence: the mode.
         scale: G as a function of |x| once the statistic has caught up with x.
         step_size: h.
         rate: relaxation rate of the slowest even function, in units of 1 / h steps.
@@ -93,7 +93,7 @@ class Case(NamedTuple):
     """
 
     metric: Any
-    gamma: str
+    divergence: str
     scale: Callable[[np.ndarray], np.ndarray]
     step_size: float
     rate: float
@@ -151,7 +151,7 @@ def simulate(case: Case, start: Law, num_draws: int = 3) -> np.ndarray:
     kernel = SGRLD(
         potential_fn=energy,
         metric=case.metric,
-        gamma=case.gamma,
+        divergence=case.divergence,
         step_size=case.step_size,
         num_steps=relaxation,
     )
@@ -166,7 +166,7 @@ def simulate(case: Case, start: Law, num_draws: int = 3) -> np.ndarray:
 )
 def test_law_of_each_treatment_of_gamma(name: str) -> None:
     case = CASES[name]
-    power = 1 - mode_factor(case.gamma, case.metric.decay)
+    power = 1 - mode_factor(case.divergence, case.metric.decay)
     law = tilted(case.scale, power)
     # from a law that another factor would have left as it is
     start = NORMAL if power > 0 else tilted(case.scale, 1.0)
@@ -227,7 +227,7 @@ def test_frozen_metric_leaves_the_target(metric: str) -> None:
     kernel = SGRLD(
         potential_fn=energy,
         metric=METRICS[metric],
-        gamma="frozen",
+        divergence="frozen",
         step_size=0.05,
         num_steps=60,
     )
@@ -250,7 +250,7 @@ def test_auxiliary_metric_leaves_the_target(metric: str) -> None:
     kernel = SGRLD(
         potential_fn=energy,
         metric=METRICS[metric],
-        gamma="auxiliary",
+        divergence="auxiliary",
         step_size=0.02,
         num_steps=150,
     )

@@ -22,7 +22,7 @@ from numpyro_geom import kernel as kernel_module
 
 def test_dir_has_the_public_names_alone() -> None:
     assert set(numpyro_geom.__all__) < set(dir(numpyro_geom))
-    modules = {"diagnostics", "laplace", "metrics"}
+    modules = {"baselines", "diagnostics", "laplace", "metrics"}
     dunder = {"__all__", "__doc__", "__version__"}
     assert set(dir(numpyro_geom)) == {*numpyro_geom.__all__, *modules, *dunder}
     for name in dir(numpyro_geom):
@@ -125,19 +125,19 @@ def literals(hint: Any) -> list[str]:
 
 def run(**options: Any) -> Any:
     mcmc = MCMC(NUTS(potential_fn=energy), num_warmup=1, num_samples=1)
-    return numpyro_geom.run(mcmc, jax.random.key(0), **options)
+    return numpyro_geom.run_in_segments(mcmc, jax.random.key(0), **options)
 
 
 def hints(call: Any) -> dict[str, Any]:
     """The types of a public function's arguments."""
-    call = numpyro_geom.run if call is run else call
+    call = numpyro_geom.run_in_segments if call is run else call
     return get_type_hints(call.__init__ if isinstance(call, type) else call)
 
 
 CALLS = {
     **{kernel: {"potential_fn": energy} for kernel in KERNELS},
     numpyro_geom.RiemannianLaplace: {"model": energy},
-    numpyro_geom.SWAG: {"model": energy},
+    numpyro_geom.baselines.SWAG: {"model": energy},
     numpyro_geom.Shampoo: {},
     numpyro_geom.Expanded: {},
     run: {},

@@ -562,9 +562,9 @@ def largest_result(jaxpr: Any) -> int:
 
 MEASURED: dict[str, dict] = {
     "identity": {},
-    "wenzel": {"metric": "wenzel", "gamma": "corrected", "step_size": 1e-3, "num_steps": 10},
-    "monge": {"metric": "monge", "gamma": "auxiliary"},
-    "shampoo": {"metric": Shampoo(interval=3), "gamma": "published", "num_steps": 10},
+    "wenzel": {"metric": "wenzel", "divergence": "corrected", "step_size": 1e-3, "num_steps": 10},
+    "monge": {"metric": "monge", "divergence": "auxiliary"},
+    "shampoo": {"metric": Shampoo(interval=3), "divergence": "published", "num_steps": 10},
 }
 
 
@@ -597,7 +597,7 @@ def test_compiled_cost_grows_neither_with_rows_nor_with_steps() -> None:
         kernel = SGRLD(
             regression,
             metric="rmsprop",
-            gamma="corrected",
+            divergence="corrected",
             batch_size=16,
             batching="epoch",
             step_size=1e-6,

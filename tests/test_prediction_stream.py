@@ -19,7 +19,7 @@ from tiers import short
 
 from numpyro_geom import SGHMC
 from numpyro_geom.diagnostics import PredictionStream
-from numpyro_geom.runs import run
+from numpyro_geom.runs import run_in_segments
 
 metrics = pytest.importorskip("sklearn.metrics", reason="the examples extra is not installed")
 
@@ -128,14 +128,16 @@ def test_a_run_is_monitored_and_goes_on(on_disk: bool, tmp_path: Path) -> None:
         given["directory"] = tmp_path / "run"
         seen: list[Any] = []
         first = sampler(6, postprocess_fn=predict)
-        run(first, random.key(0), X, LABELS, monitor=seen.append, **given)
+        run_in_segments(first, random.key(0), X, LABELS, monitor=seen.append, **given)
         assert [x.shape[1] for x in seen] == [4, 2]
     stream = PredictionStream(LABELS, logits=True)
-    found = run(
+    found = run_in_segments(
         sampler(10, postprocess_fn=predict), random.key(0), X, LABELS, monitor=stream.add, **given
     )
     logits = found.mcmc.get_samples(group_by_chain=True)
-    weights = run(sampler(10), random.key(0), X, LABELS).mcmc.get_samples(group_by_chain=True)["w"]
+    weights = run_in_segments(sampler(10), random.key(0), X, LABELS).mcmc.get_samples(
+        group_by_chain=True
+    )["w"]
     np.testing.assert_allclose(logits, np.einsum("ri,cdik->cdrk", X, weights), atol=1e-5)
     together = PredictionStream(LABELS, logits=True)
     together.add(logits)
@@ -169,4 +171,6 @@ def test_bad_input(error: type[Exception], match: str, act: Any) -> None:
 
 def test_monitor_must_be_a_function() -> None:
     with pytest.raises(TypeError, match=r"monitor must be a function of draws.* got 3"):
-        run(MCMC(SGHMC(model), num_warmup=1, num_samples=1), random.key(0), X, LABELS, monitor=3)
+        run_in_segments(
+            MCMC(SGHMC(model), num_warmup=1, num_samples=1), random.key(0), X, LABELS, monitor=3
+        )

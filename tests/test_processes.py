@@ -20,7 +20,7 @@ import pytest
 from jax.sharding import Mesh
 from numpyro.infer import MCMC
 
-from numpyro_geom import SGRLD, HostRows, run
+from numpyro_geom import SGRLD, HostRows, run_in_segments
 
 pytestmark = [
     pytest.mark.arviz,
@@ -60,7 +60,7 @@ def go(directory, num_samples, mesh=None, key=0, rows=None, **settings):
         progress_bar=False,
     )
     axes = {} if mesh is None else {"mesh": mesh, "chain_axis": "chains", "data_axis": "rows"}
-    return run(
+    return run_in_segments(
         mcmc,
         jax.random.key(key),
         *(data() if rows is None else rows),

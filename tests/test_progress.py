@@ -10,7 +10,7 @@ from jax import random
 from numpyro.infer import MCMC
 from targets import normal_mean
 
-from numpyro_geom import SGRLD, RiemannianLaplace, run
+from numpyro_geom import SGRLD, RiemannianLaplace, run_in_segments
 from numpyro_geom.laplace import draw
 from numpyro_geom.runs import mesh
 
@@ -22,7 +22,7 @@ def test_a_run_obeys_its_mcmc(asked: bool, capsys: pytest.CaptureFixture) -> Non
     kernel = SGRLD(normal_mean, step_size=0.01, num_steps=1)
     mcmc = MCMC(kernel, num_warmup=1, num_samples=2, progress_bar=False)
     mcmc.progress_bar = asked  # the constructor turns it off where tests run in parallel
-    run(mcmc, random.key(0), Y)
+    run_in_segments(mcmc, random.key(0), Y)
     assert ("3/3" in capsys.readouterr().err) is asked
 
 
@@ -39,7 +39,7 @@ def test_one_process_of_several_shows_the_bar(
             self.is_first = False
 
     monkeypatch.setattr(mesh, "Processes", Second)
-    run(mcmc, random.key(0), Y)
+    run_in_segments(mcmc, random.key(0), Y)
     assert capsys.readouterr().err == ""
 
 

@@ -14,7 +14,8 @@ import pytest
 from jax import random
 from scripts import load_script
 
-from numpyro_geom import ISGD, RMSprop
+from numpyro_geom import RMSprop
+from numpyro_geom.baselines import ISGD
 
 published = load_script("published")
 papers = load_script("benchmarks/papers")
@@ -112,11 +113,11 @@ def test_noise_of_kim(sampler: str) -> None:
 def test_settings_of_the_papers() -> None:
     yu = published.yu_2023(model, "monge", learning_rate=0.25, num_rows=N, alpha2=1.25)
     s = yu.settings
-    assert (s.metric.alpha2, s.metric.decay, s.gamma, s.num_steps) == (1.25, 0.9, "none", 100)
+    assert (s.metric.alpha2, s.metric.decay, s.divergence, s.num_steps) == (1.25, 0.9, "none", 100)
     assert s.step_size == 0.25 / N
     assert published.yu_2023(model, RMSprop(), learning_rate=1.0, num_rows=N, batch_size=7)
     rensmeyer = published.rensmeyer_2025(model, epsilon=0.02).settings
-    assert (rensmeyer.gamma, rensmeyer.step_size) == ("corrected", 0.01)
+    assert (rensmeyer.divergence, rensmeyer.step_size) == ("corrected", 0.01)
     assert published.kim_factors({"name": "net/a.kernel"}).prior_scale == 0.02**0.5
     assert published.kim_factors({"name": "net/a.bias"}) is None
     assert isinstance(published.franzese_2021(model), ISGD)

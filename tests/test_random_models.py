@@ -115,7 +115,7 @@ def test_a_guide_refuses() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    short([{"batching": "epoch"}, {"gamma": "auxiliary"}, {}], kept=[{"batching": "epoch"}]),
+    short([{"batching": "epoch"}, {"divergence": "auxiliary"}, {}], kept=[{"batching": "epoch"}]),
 )
 def test_other_ways_of_drawing_rows(settings: dict) -> None:
     kernel = SGRLD(shifted, batch_size=10, step_size=0.01, num_steps=3, **settings)

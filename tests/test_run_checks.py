@@ -44,7 +44,7 @@ def run(kind: type = SGRLD, draws: int = 200, **options: Any) -> MCMC:
 
 
 def plain(**options: Any) -> MCMC:
-    return run(gamma="none", **options)
+    return run(divergence="none", **options)
 
 
 def first_draws(mcmc: MCMC, draws: int | None = None) -> MCMC:
@@ -130,7 +130,7 @@ def test_steps_between_kept_draws_count() -> None:
 
 @pytest.mark.arviz
 def test_minibatch_noise_is_measured_and_binds() -> None:
-    mcmc = run(gamma="none", potential_fn=stochastic)
+    mcmc = run(divergence="none", potential_fn=stochastic)
     assert "minibatch noise binds" in checks_in(mcmc)[BIAS].where
     # the gradient's noise has variance 4, estimated from 128 keys: sd 4 sqrt(2 / 128) = 0.5; the
     # largest of about ten estimates is taken
@@ -216,7 +216,7 @@ def test_facts_of_an_exact_kernel() -> None:
 @pytest.mark.arviz
 def test_adjusted_and_noiseless_runs() -> None:
     fixed = {"step_size": 0.1, "num_steps": 2}
-    found = checks_in(run(gamma="frozen", adjusted=True, **fixed))
+    found = checks_in(run(divergence="frozen", adjusted=True, **fixed))
     assert found[BIAS].where == "none, steps are Metropolis-adjusted"
     cold = checks_in(plain(temperature=0.0, **fixed))
     assert "path of an optimiser" in cold[BIAS].where

@@ -28,7 +28,7 @@ from tiers import short
 
 from numpyro_geom import SGNHT, SGRLD, RMSprop, to_inference_data
 from numpyro_geom.diagnostics import SamplingWarning
-from numpyro_geom.runs import long_run, run
+from numpyro_geom.runs import long_run, run_in_segments
 from numpyro_geom.runs.segments import Segments
 
 KEY = 3
@@ -72,7 +72,7 @@ def walk(num_samples=70, num_warmup=25, kernel=None, **settings):
 
 
 def go(directory, num_samples=70, *, key=KEY, data=0.0, length=20, **settings):
-    return run(
+    return run_in_segments(
         walk(num_samples, **settings),
         random.key(key),
         jnp.full((2,), data),
@@ -151,7 +151,7 @@ def test_chains(tmp_path, method):
     mcmc = make()
     mcmc.run(random.key(KEY), jnp.zeros(2))
     for directory in (tmp_path, None):
-        result = run(
+        result = run_in_segments(
             make(), random.key(KEY), jnp.zeros(2), directory=directory, draws_per_segment=4
         )
         found = result.mcmc.get_samples(group_by_chain=True)
@@ -186,8 +186,8 @@ def test_a_model_interrupted_and_made_longer(tmp_path, kind, capsys):
 
     mcmc = make(50)
     mcmc.run(random.key(0), x, y)
-    run(make(30), random.key(0), x, y, directory=tmp_path, draws_per_segment=20)
-    result = run(make(50), random.key(0), x, y, directory=tmp_path)
+    run_in_segments(make(30), random.key(0), x, y, directory=tmp_path, draws_per_segment=20)
+    result = run_in_segments(make(50), random.key(0), x, y, directory=tmp_path)
     expected, idata = to_inference_data(mcmc), to_inference_data(result.mcmc)
     assert group_names(idata) == group_names(expected)
     for group in ("posterior", "sample_stats", "observed_data"):
@@ -212,7 +212,7 @@ def test_draws_are_read_when_they_are_asked_for(tmp_path):
 
 def test_default_length_and_a_relative_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result = run(walk(), random.key(KEY), jnp.zeros(2), directory="run")
+    result = run_in_segments(walk(), random.key(KEY), jnp.zeros(2), directory="run")
     monkeypatch.chdir("/")
     assert_reference(result)
     assert [int(path.stem) for path in sorted((tmp_path / "run").iterdir())] == [25, 95]
@@ -229,7 +229,9 @@ def test_model_arguments_in_a_dict_compile_once(tmp_path):
     for directory in (None, tmp_path):
         traces.clear()
         data = {"a": jnp.zeros(2)}
-        run(walk(kernel=Counting()), random.key(0), data, draws_per_segment=20, directory=directory)
+        run_in_segments(
+            walk(kernel=Counting()), random.key(0), data, draws_per_segment=20, directory=directory
+        )
         # the loop traces its body twice: one pass finds the types of what it carries
         assert 0 < len(traces) <= 2
 
@@ -531,7 +533,7 @@ def test_chains_that_hardly_move_are_told_in_warmup(num_chains):
 
     def run_with(step_size, **kwargs):
         kernel = SGRLD(model, step_size=step_size, num_steps=20, **kwargs)
-        run(mcmc_of(kernel, num_chains), random.key(KEY), draws_per_segment=10)
+        run_in_segments(mcmc_of(kernel, num_chains), random.key(KEY), draws_per_segment=10)
 
     def mcmc_of(kernel, num_chains):
         return MCMC(
@@ -607,7 +609,7 @@ def test_a_kernel_with_another_argument_is_refused(tmp_path, cls, change):
             settings |= {"thermostat_mass": 1.0, "friction": 1.0}
         kernel = cls(potential_fn=lambda z: 0.5 * z**2, **settings | changed)
         mcmc = MCMC(kernel, num_warmup=0, num_samples=4, progress_bar=False)
-        return run(mcmc, random.key(0), init_params=jnp.ones(()), directory=tmp_path)
+        return run_in_segments(mcmc, random.key(0), init_params=jnp.ones(()), directory=tmp_path)
 
     go_on()
     # what a function computes is in the program
@@ -656,7 +658,9 @@ class Named(Walk):
 
 def test_sites_of_any_name_are_stored(tmp_path):
     names = "..", "", "a/b", "a.b", "../../x", "a\0b", "a\ud800", "x" * 300, "X", "x", "record"
-    found = run(walk(20, kernel=Named(*names)), random.key(0), directory=tmp_path / "run")
+    found = run_in_segments(
+        walk(20, kernel=Named(*names)), random.key(0), directory=tmp_path / "run"
+    )
     for k, name in enumerate(sorted(names)):
         np.testing.assert_array_equal(found.mcmc.get_samples()[name][-1], np.full(3, 45.0 * k))
     assert {p.name for p in tmp_path.iterdir()} == {"run"}
@@ -676,4 +680,4 @@ BAD_INPUT = [
 def test_bad_input(arguments, error, match):
     arguments = {"mcmc": walk(), "rng_key": random.key(0), **arguments}
     with pytest.raises(error, match=match):
-        run(**arguments)
+        run_in_segments(**arguments)

@@ -328,7 +328,7 @@ def test_statistics_of_a_metric_start_anew_with_the_scale(metric: Any) -> None:
     kernel = SGRLD(
         potential_fn=potential,
         metric=metric,
-        gamma="frozen",
+        divergence="frozen",
         temperature=tau,
         num_steps=1,
         inverse_mass_matrix=np.eye(2),

@@ -136,8 +136,8 @@ def test_step_size_formula():
         curvature=jnp.float32(4.0), noise=jnp.float32(6.0), slowest=jnp.float32(0.5)
     )
     plain, averaged = (
-        SGRLD(potential_fn=lambda z: z @ z / 2, temperature=0.5, gamma=gamma).facts
-        for gamma in ("none", "frozen")
+        SGRLD(potential_fn=lambda z: z @ z / 2, temperature=0.5, divergence=divergence).facts
+        for divergence in ("none", "frozen")
     )
     state = SimpleNamespace(step_size=None, dynamics=None)
     # 0.1 / (4 / 2 + 6 / (2 * 0.5))

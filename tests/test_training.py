@@ -16,7 +16,9 @@ import pytest
 from jax import random
 from numpyro.infer import MCMC
 
-from numpyro_geom import SGHMC, SWAG, RiemannianLaplace, Trained, train
+from numpyro_geom import SGHMC, RiemannianLaplace, train
+from numpyro_geom.baselines import SWAG
+from numpyro_geom.warmup.training import Trained
 
 ROWS, COLUMNS = 200, 3
 RNG = np.random.default_rng(0)

@@ -30,7 +30,7 @@ from kill_runs import have_ended, in_child
 from numpyro.infer import MCMC
 from numpyro.infer.mcmc import MCMCKernel
 
-from numpyro_geom.runs import run
+from numpyro_geom.runs import run_in_segments
 from numpyro_geom.runs.segments import Segments
 
 PATIENCE = 60.0
@@ -75,7 +75,7 @@ class Walk(MCMCKernel):
 def go(folder, draws=40, *, key=0):
     """Start or continue a walk in a folder: 10 draws per segment, one segment of warm-up."""
     mcmc = MCMC(Walk(), num_warmup=10, num_samples=draws, progress_bar=False)
-    return run(mcmc, random.key(key), directory=folder, draws_per_segment=10)
+    return run_in_segments(mcmc, random.key(key), directory=folder, draws_per_segment=10)
 
 
 def same(result: Any, draws: int = 40) -> str:

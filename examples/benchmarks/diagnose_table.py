@@ -24,8 +24,9 @@ from common import TABLES
 from jax import random
 from numpyro.infer import MCMC
 
-from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, AdamSGLD, Monge, to_inference_data
+from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Monge, to_inference_data
 from numpyro_geom._numpyro import holding
+from numpyro_geom.baselines import AdamSGLD
 from numpyro_geom.diagnostics import diagnose
 
 TABLE = TABLES / "diagnose.md"
@@ -58,12 +59,12 @@ KERNELS: dict[str, tuple[Callable[..., Any], bool, float]] = {
     "GGMC": (GGMC, False, 4.0),
     "SGHMC": (partial(SGHMC, **CLOSE), False, 5.0),
     "SGRLD rmsprop": (
-        partial(SGRLD, metric="rmsprop", gamma="frozen", **CLOSE),
+        partial(SGRLD, metric="rmsprop", divergence="frozen", **CLOSE),
         False,
         10.0,
     ),
     "SGRLD monge, no Gamma": (
-        partial(SGRLD, metric=Monge(alpha2=100.0, decay=0.9), gamma="none"),
+        partial(SGRLD, metric=Monge(alpha2=100.0, decay=0.9), divergence="none"),
         False,
         1.0,
     ),

@@ -30,7 +30,7 @@ from fuzz_outcomes import FAILURES, outcome_of
 from numpyro.infer import MCMC, NUTS, init_to_uniform
 
 import numpyro_geom as ng
-from numpyro_geom import diagnostics
+from numpyro_geom import baselines, diagnostics
 from numpyro_geom.laplace import information
 
 X = np.random.default_rng(0).normal(size=(12, 2)).astype(np.float32)
@@ -172,10 +172,10 @@ SCALED = {"dense_mass": None, "inverse_mass_matrix": None}
 MOVES = {**COMMON, **TUNED, "metric": "identity"}
 KERNELS: dict[str, tuple[Callable, dict[str, Any]]] = {
     "SGRLD": (ng.SGRLD, {
-        **MOVES, **SCALED, "gamma": "frozen", "adjusted": False,
+        **MOVES, **SCALED, "divergence": "frozen", "adjusted": False,
     }),
     "SGHMC": (ng.SGHMC, {
-        **MOVES, **SCALED, "gamma": "frozen", "friction": 1.0,
+        **MOVES, **SCALED, "divergence": "frozen", "friction": 1.0,
     }),
     "SGNHT": (ng.SGNHT, {
         **MOVES, **SCALED, "friction": 1.0, "thermostat_mass": 1.0,
@@ -185,8 +185,8 @@ KERNELS: dict[str, tuple[Callable, dict[str, Any]]] = {
         "metric": "identity", "friction": 1.0, "target_accept": 0.8,
         "control_variate": False, "full_potential_fn": None, "num_data": None,
     }),
-    "ISGD": (ng.ISGD, {**COMMON, "batch_size": 3, "groups": None, "decay": 0.5}),
-    "AdamSGLD": (ng.AdamSGLD, {
+    "ISGD": (baselines.ISGD, {**COMMON, "batch_size": 3, "groups": None, "decay": 0.5}),
+    "AdamSGLD": (baselines.AdamSGLD, {
         **COMMON, **TUNED, "drift": 1.0, "mean_decay": 0.9, "square_decay": 0.999, "eps": 1e-8,
     }),
 }  # fmt: skip
@@ -238,7 +238,7 @@ def draw_laplace(rng_key: Any, params: Any, sample_shape: Any, resample: Any) ->
 
 
 def fit_swag(x: Any, y: Any, init_params: Any, sample_shape: Any, **settings: Any) -> Any:
-    swag = ng.SWAG(settings.pop("model"), **settings)
+    swag = baselines.SWAG(settings.pop("model"), **settings)
     params = swag.fit(KEY, x, y, init_params=init_params)
     return swag.sample_posterior(KEY, params, x, y, sample_shape=sample_shape)
 
@@ -248,7 +248,9 @@ def do_run(rows: Any, mcmc: Any, rng_key: Any, directory: Any, **settings: Any) 
     usual = MCMC(kernel, num_warmup=4, num_samples=4, progress_bar=False)
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         given = usual if mcmc is USUAL else mcmc
-        return ng.run(given, rng_key, X, rows, directory=directory, **settings).mcmc.get_samples()
+        return ng.run_in_segments(
+            given, rng_key, X, rows, directory=directory, **settings
+        ).mcmc.get_samples()
 
 
 def rows_of(array_like: Any, timeout: Any, item: Any) -> Any:
@@ -340,8 +342,8 @@ CALLS: dict[str, Call] = {
         ng.diagnose,
         lambda: {"*": short_run(), "var_names": None, "gradients": False, "seconds": None},
     ),
-    "compare": Call(
-        diagnostics.compare,
+    "compare_draws": Call(
+        diagnostics.compare_draws,
         lambda: {"draws": draws(), "reference": draws(), "var_names": None},
     ),
     "fisher_root": Call(

@@ -33,7 +33,7 @@ from numpyro.infer import MCMC, NUTS
 from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_geom import GGMC, SGHMC, SGRLD, Expanded, HostRows
-from numpyro_geom.runs import run
+from numpyro_geom.runs import run_in_segments
 
 ROWS = 100
 PATIENCE = 120
@@ -82,7 +82,7 @@ def go_on(case: Case, data: Path, directory: Path, segments: int) -> Any:
     mesh = {"mesh": Mesh(jax.devices(), ("rows",)), "data_axis": "rows"}
     settings = mesh if case.processes > 1 else {}
     key = jax.random.key(0)
-    return run(
+    return run_in_segments(
         mcmc, key, inputs, jnp.asarray(y), directory=directory, draws_per_segment=20, **settings
     )
 

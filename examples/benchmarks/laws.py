@@ -29,18 +29,8 @@ from jax.scipy.stats import norm
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC
 
-from numpyro_geom import (
-    GGMC,
-    ISGD,
-    SGHMC,
-    SGNHT,
-    SGRLD,
-    AdamSGLD,
-    Monge,
-    RMSprop,
-    Shampoo,
-    diagnose,
-)
+from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Monge, RMSprop, Shampoo, diagnose
+from numpyro_geom.baselines import ISGD, AdamSGLD
 
 METRICS = ("rmsprop", "wenzel", "monge", "shampoo")
 # Laws of all kernels
@@ -94,12 +84,12 @@ def kernels() -> dict[str, Callable[[Callable], Any]]:
     for metric in others:
         add(SGRLD, metric=metric, adjusted=True)
     for kernel in (SGRLD, SGHMC):
-        for gamma in ("corrected", "auxiliary"):
+        for divergence in ("corrected", "auxiliary"):
             for metric in METRICS:
-                add(kernel, metric=metric, gamma=gamma)
+                add(kernel, metric=metric, divergence=divergence)
         add(kernel, "Monge(1.0, 0.9)", metric=follows)
     for metric in METRICS:
-        add(SGRLD, metric=metric, gamma="auxiliary", adjusted=True)
+        add(SGRLD, metric=metric, divergence="auxiliary", adjusted=True)
     add(SGRLD, "Monge(1.0, 0.9)", metric=follows, adjusted=True)
     add(AdamSGLD)
     add(ISGD)
@@ -187,7 +177,7 @@ def law_cell(build: Callable, law: int, known: dict, small: bool) -> dict[str, A
     sizes = [effective_sample_size(f) for f in (x, (x - known["mean"]) ** 2)]
     steps, settings = float(np.sum(extra["num_steps"])), kernel.settings
     products = {"auxiliary": 2 if hasattr(settings, "friction") else 1, "corrected": 1}
-    gradients = steps * (1 + products.get(getattr(settings, "gamma", None), 0))
+    gradients = steps * (1 + products.get(getattr(settings, "divergence", None), 0))
     return judge(x, known) | {
         "ess": float(np.nan_to_num(np.min(sizes))),
         "gradients": gradients,
@@ -276,19 +266,19 @@ def laws(options: Any) -> str:
 
 DERIVED: dict[str, tuple[Callable[..., Any], Callable[[np.ndarray], np.ndarray]]] = {
     "PSGLD": (
-        partial(SGRLD, metric=RMSprop(0.9, 0.1), gamma="published"),
+        partial(SGRLD, metric=RMSprop(0.9, 0.1), divergence="published"),
         lambda x: (0.1 + x) ** 0.9,
     ),
     "PSGLD, corrected": (
-        partial(SGRLD, metric=RMSprop(0.9, 0.1), gamma="corrected"),
+        partial(SGRLD, metric=RMSprop(0.9, 0.1), divergence="corrected"),
         np.ones_like,
     ),
     "SGRLD, Monge": (
-        partial(SGRLD, metric=Monge(1.0, 0.9), gamma="none"),
+        partial(SGRLD, metric=Monge(1.0, 0.9), divergence="none"),
         lambda x: 1 + x**2,
     ),
     "SGRLD, Shampoo": (
-        partial(SGRLD, metric=Shampoo(decay=0.9, interval=1), gamma="none"),
+        partial(SGRLD, metric=Shampoo(decay=0.9, interval=1), divergence="none"),
         lambda x: x,
     ),
     "Adam-SGLD": (
@@ -405,7 +395,7 @@ def funnel_row(name: str, small: bool) -> str:
     metric, step = FUNNEL[name]
     num_chains, draws = (4, 20) if small else (16, 2000)
     kernel = SGRLD(
-        noisy_funnel, metric=metric, gamma="none", step_size=step, batch_size=1, num_steps=1000
+        noisy_funnel, metric=metric, divergence="none", step_size=step, batch_size=1, num_steps=1000
     )
     noise = random.normal(random.key(0), (FUNNEL_ROWS, 2))
     noise = (noise - noise.mean(0)) / (FUNNEL_ROWS * noise.std(0))

@@ -105,8 +105,8 @@ CASES: dict[str, dict[str, Any]] = {
     "wenzel": {"metric": "wenzel"},
     "monge": {"metric": "monge"},
     "shampoo": {"metric": "shampoo"},
-    "Monge(decay=0.9), auxiliary": {"metric": Monge(decay=0.9), "gamma": "auxiliary"},
-    "Monge(1.0, 0.9), auxiliary": {"metric": Monge(1.0, 0.9), "gamma": "auxiliary"},
+    "Monge(decay=0.9), auxiliary": {"metric": Monge(decay=0.9), "divergence": "auxiliary"},
+    "Monge(1.0, 0.9), auxiliary": {"metric": Monge(1.0, 0.9), "divergence": "auxiliary"},
 }
 UNITS = ("gradients", "seconds")
 HESSIAN_MODES = ("auxiliary", "corrected", "published")
@@ -138,7 +138,7 @@ def measure(posterior: P.Posterior, reference: tuple, **settings: Any) -> dict:
     values = values.swapaxes(0, 1)
     num_steps = np.asarray(state.num_steps)
     # a product with the Hessian counts as a gradient; minibatches are split among them
-    a_step = 1 + (kernel.settings.gamma in HESSIAN_MODES and posterior.batch_size is None)
+    a_step = 1 + (kernel.settings.divergence in HESSIAN_MODES and posterior.batch_size is None)
     row = facts(values, reference, float(num_steps.sum()) * values.shape[1] * a_step, seconds)
     row["step_size"] = float(np.median(state.step_size))
     row["num_steps"] = int(np.median(num_steps))

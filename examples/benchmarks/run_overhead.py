@@ -1,4 +1,4 @@
-"""Cost of `run`: its time besides that of the chains, and its memory for very many draws.
+"""Cost of `run_in_segments`: its time besides that of the chains, and its memory for many draws.
 
 Within one run, two times are measured: that of the chains' program, which is that of `mcmc.run`,
 and that of the work between two segments. Memory is the peak resident size of a fresh process.
@@ -25,7 +25,7 @@ from numpyro.infer import MCMC, NUTS
 from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_geom import SGRLD
-from numpyro_geom.runs import run
+from numpyro_geom.runs import run_in_segments
 from numpyro_geom.runs.segments import Segments
 from numpyro_geom.runs.store import Store
 
@@ -79,7 +79,9 @@ def overhead(name: str, seconds: float, segments: int) -> dict[str, float]:
             timed(Segments, "advance") as chains,
             timed(Store, "write") as stored,
         ):
-            run(mcmc, jax.random.key(0), x, y, directory=directory, draws_per_segment=length)
+            run_in_segments(
+                mcmc, jax.random.key(0), x, y, directory=directory, draws_per_segment=length
+            )
         # the first segment is warm-up, and compiles
         return chains[1:], stored[1:]
 
@@ -108,7 +110,7 @@ def peak(draws: int, size: int, length: int) -> None:
     before = resident_peak()
     with tempfile.TemporaryDirectory() as directory:
         begun = time.monotonic()
-        run(
+        run_in_segments(
             mcmc,
             jax.random.key(0),
             directory=directory,

@@ -207,9 +207,14 @@ def network_table(small: bool) -> str:
     X = random.uniform(random.key(0), (num_rows, 784))
     y = random.randint(random.key(1), (num_rows,), 0, 10)
 
-    def make(metric: Any, gamma: str = "none", steps: int = num_steps) -> Callable[[], Any]:
+    def make(metric: Any, divergence: str = "none", steps: int = num_steps) -> Callable[[], Any]:
         kernel = SGRLD(
-            network, metric=metric, gamma=gamma, step_size=1e-8, batch_size=100, num_steps=steps
+            network,
+            metric=metric,
+            divergence=divergence,
+            step_size=1e-8,
+            batch_size=100,
+            num_steps=steps,
         )
         return sampler(kernel, X, y)
 
@@ -227,7 +232,8 @@ def network_table(small: bool) -> str:
         rounds,
     )
     lines = [
-        f"Network 784-400-400-10, batch 100, float32, gamma='none', {num_steps} steps per call.",
+        "Network 784-400-400-10, batch 100, float32, divergence='none', "
+        f"{num_steps} steps per call.",
         "",
         "| metric | milliseconds per step | over identity |",
         "|---|---|---|",
@@ -236,7 +242,7 @@ def network_table(small: bool) -> str:
     lines += [
         f"| {name} | {t / num_steps * 1e3:.2f} | {t / base:.2f} |" for name, t in metrics.items()
     ]
-    lines += ["", "| metric | gamma | over gamma='none' |", "|---|---|---|"]
+    lines += ["", "| metric | divergence | over divergence='none' |", "|---|---|---|"]
     for metric in ("rmsprop", "monge"):
         times = race({g: make(metric, g) for g in ("none", "corrected", "auxiliary")}, rounds)
         lines += [

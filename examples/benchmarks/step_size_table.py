@@ -33,7 +33,7 @@ MOVES = {"metric": Monge(alpha2=1.0, decay=0.9)}
 KERNELS: dict[str, Callable[..., Any]] = {
     "SGRLD": SGRLD,
     "SGHMC": SGHMC,
-    "SGRLD, gamma='none'": partial(SGRLD, gamma="none"),
+    "SGRLD, divergence='none'": partial(SGRLD, divergence="none"),
     "SGRLD, Monge(1.0, 0.9)": partial(SGRLD, **MOVES),
     "SGRLD, Monge(1.0, 0.9), bias_tolerance=0.03": partial(SGRLD, bias_tolerance=0.03, **MOVES),
 }

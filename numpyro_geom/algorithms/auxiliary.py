@@ -1,4 +1,4 @@
-"""The steps of ``gamma="auxiliary"``: the metric is a function of a gradient V in the chain.
+"""The steps of ``divergence="auxiliary"``: the metric is a function of a gradient V in the chain.
 
 The law of theta, V and a momentum p is exp(-U(theta) / tau) N(V; m(theta), s^2 I) N(p; 0, tau I),
 with m = grad U / N. A step draws V given theta, and then moves theta (and p) given V. The metric
@@ -316,12 +316,12 @@ def check_auxiliary(settings: Settings) -> None:
     """Raise for a metric or for batches of which V cannot be made."""
     if not settings.metric.has_auxiliary:
         raise TypeError(
-            "gamma='auxiliary' needs a metric with a method from_gradient, and "
-            f"{settings.metric!r} has none: add it, or use gamma='frozen'"
+            "divergence='auxiliary' needs a metric with a method from_gradient, and "
+            f"{settings.metric!r} has none: add it, or use divergence='frozen'"
         )
     if settings.batching == "stratified":
         raise ValueError(
-            "gamma='auxiliary' splits a batch in three, and a part of a stratified batch does "
+            "divergence='auxiliary' splits a batch in three, and a part of a stratified batch does "
             "not represent all rows: expected batching='replacement' or 'epoch'"
         )
 
@@ -331,6 +331,6 @@ def check_thirds(plan: Any) -> None:
     small = {} if plan is None else {p: b for p, b in plan.batch_sizes.items() if b < 3}
     if small:
         raise ValueError(
-            f"gamma='auxiliary' splits a batch in three, and these are smaller: {small}. "
+            f"divergence='auxiliary' splits a batch in three, and these are smaller: {small}. "
             "Expected batch_size of at least 3"
         )

@@ -64,11 +64,11 @@ def metropolis(
 # The divergence term Gamma: with it a position-dependent metric leaves the target invariant
 
 
-GAMMA_MODES = ("corrected", "published", "none", "frozen", "auxiliary")
+DIVERGENCE_MODES = ("corrected", "published", "none", "frozen", "auxiliary")
 """Treatments of Gamma: see `mode_factor`."""
 
 
-def mode_factor(gamma: str, decay: float) -> float:
+def mode_factor(divergence: str, decay: float) -> float:
     """The factor c of Gamma in the drift, for a metric whose statistic has the memory ``decay``.
 
     ======================= ========= ========================================================
@@ -88,10 +88,10 @@ def mode_factor(gamma: str, decay: float) -> float:
     >>> mode_factor("published", 0.75)
     0.25
     """
-    check_choice("gamma", gamma, GAMMA_MODES)
-    if gamma == "corrected":
+    check_choice("divergence", divergence, DIVERGENCE_MODES)
+    if divergence == "corrected":
         return 1.0
-    return 1.0 - decay if gamma == "published" else 0.0
+    return 1.0 - decay if divergence == "published" else 0.0
 
 
 def has_divergence(metric: Any, position: PyTree) -> bool:

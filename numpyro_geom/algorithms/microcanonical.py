@@ -98,7 +98,7 @@ class Microcanonical(SGKernel):
         inverse_mass_matrix: Any = None,
         init_strategy: Callable = init_to_uniform,
     ) -> None:
-        super().__init__(locals(), {"adjusted": check_flag}, gamma="frozen")
+        super().__init__(locals(), {"adjusted": check_flag}, divergence="frozen")
         if self.settings.temperature == 0:
             raise ValueError(
                 "temperature must be above 0 with Microcanonical, got 0: its momentum would have "

@@ -75,11 +75,10 @@ class SGHMC(SGKernel):
     Cost per step: one minibatch gradient, and two with a control variate.
 
     Args:
-        gamma: whether the metric moves after warm-up. ``"frozen"``: it does not. ``"auxiliary"``:
-            it follows the position, for two Hessian-vector products per step. For comparisons:
-            ``"corrected"`` (SGRHMC) is right as h -> 0 and far off at usual steps, and ``"none"``
-            has another law. None takes the metric's choice: ``"auxiliary"`` for a Monge metric
-            with a given alpha2, ``"frozen"`` for all others.
+        divergence: whether the metric moves after warm-up. ``"frozen"``: it does not.
+            ``"auxiliary"``: it follows the position, for two Hessian-vector products per step.
+            For comparisons: ``"corrected"`` (SGRHMC) is right as h -> 0 and far off at usual
+            steps, and ``"none"`` has another law. None takes the metric's choice, as in `SGRLD`.
         step_size: ``"auto"``, a number h, or a schedule. The papers' learning rate is N h^2.
 
     Raises:
@@ -102,27 +101,27 @@ class SGHMC(SGKernel):
         potential_fn: Callable | None = None,
         metric: MetricLike = "identity",
         friction: float | Literal["auto"] = "auto",
-        gamma: Literal["frozen", "auxiliary", "corrected", "none"] | None = None,
+        divergence: Literal["frozen", "auxiliary", "corrected", "none"] | None = None,
         step_size: float | Callable | Literal["auto"] = "auto",
         batch_size: int | Mapping[str, int] | Literal["auto"] | None = "auto",
         num_steps: int | Literal["auto"] = "auto",
         temperature: float = 1.0,
         batching: Literal["replacement", "stratified", "epoch"] = "replacement",
         bias_tolerance: float = 0.1,
-        control_variate: bool | Literal["auto"] = "auto",
+        control_variate: bool | int | Literal["auto"] = "auto",
         dense_mass: bool | Sequence | Literal["auto", "structured", "low_rank"] | None = "auto",
         inverse_mass_matrix: Any = None,
         init_strategy: Callable = init_to_uniform,
     ) -> None:
-        super().__init__(locals(), {"gamma": optional(one_of(MASS_MODES))})
-        if self.settings.gamma == "auxiliary":
+        super().__init__(locals(), {"divergence": optional(one_of(MASS_MODES))})
+        if self.settings.divergence == "auxiliary":
             check_auxiliary(self.settings)
 
     def algorithm(self, settings: Settings) -> Algorithm:
         """The algorithm for these settings."""
         others: dict[str, Any] = {}
         extra: Callable[[PyTree], Any] = lambda position: ()  # noqa: E731
-        if settings.gamma == "auxiliary":
+        if settings.divergence == "auxiliary":
             extra = init_auxiliary
             # the force uses two of three parts of the batch
             others = {"noise_factor": 1.5, "check": lambda _, plan: check_thirds(plan)}
@@ -144,7 +143,7 @@ class SGHMC(SGKernel):
 def baoab_step(settings: Settings, motion: Motion = NEWTON) -> Step:
     """The step of `SGHMC` for a momentum of any kind."""
     metric = settings.metric
-    learn = metric_learner(metric, frozen=settings.gamma == "frozen")
+    learn = metric_learner(metric, frozen=settings.divergence == "frozen")
 
     def step(
         rng_key: jax.Array,
@@ -157,8 +156,8 @@ def baoab_step(settings: Settings, motion: Motion = NEWTON) -> Step:
     ) -> tuple[Chain, StepReport]:
         position, old = chain.position, chain.dynamics
         h, tau, extra = step_size, temperature, old.extra
-        with_gamma = settings.gamma == "corrected" and has_divergence(metric, position)
-        auxiliary = settings.gamma == "auxiliary"
+        with_divergence = settings.divergence == "corrected" and has_divergence(metric, position)
+        auxiliary = settings.divergence == "auxiliary"
 
         def value_and_grad(p: PyTree) -> tuple[jax.Array, PyTree]:
             return jax.value_and_grad(potential.energy)(p, batch)
@@ -169,7 +168,7 @@ def baoab_step(settings: Settings, motion: Motion = NEWTON) -> Step:
                 metric, key_v, potential, batch, chain, extra, tau, learning
             )
             energy, grad, extra, metric_state = new.energy, new.grad, new.state, new.metric_state
-        elif with_gamma:
+        elif with_divergence:
             rng_key, key_probe = _random.split(rng_key)
             z = probe(key_probe, position)
             (energy, grad), (_, hz) = jvp(value_and_grad, position, z)
@@ -178,7 +177,7 @@ def baoab_step(settings: Settings, motion: Motion = NEWTON) -> Step:
         if not auxiliary:
             metric_state = learn(chain.metric_state, grad, potential.num_data, learning)
             force = metric.apply_inverse_sqrt(metric_state, grad)
-        if with_gamma:
+        if with_divergence:
             g, hz = tree_scale(1 / potential.num_data, (grad, hz))
             divergence = divergence_from_probe(metric, metric_state, g, z, hz, "apply_inverse_sqrt")
             force = tree_axpy(-tau, divergence, force)

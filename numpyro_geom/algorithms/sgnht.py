@@ -149,7 +149,7 @@ class SGNHT(SGKernel):
         temperature: float = 1.0,
         batching: Literal["replacement", "stratified", "epoch"] = "replacement",
         bias_tolerance: float = 0.1,
-        control_variate: bool | Literal["auto"] = "auto",
+        control_variate: bool | int | Literal["auto"] = "auto",
         dense_mass: bool | Sequence | Literal["auto", "structured", "low_rank"] | None = "auto",
         inverse_mass_matrix: Any = None,
         init_strategy: Callable = init_to_uniform,

@@ -37,7 +37,7 @@ from .auxiliary import (
     renewed_next,
 )
 from .langevin import (
-    GAMMA_MODES,
+    DIVERGENCE_MODES,
     divergence_from_probe,
     has_divergence,
     langevin_move,
@@ -54,7 +54,7 @@ class SGRLD(SGKernel):
 
         theta' = theta - h A grad Uhat(theta) + tau h Gamma(theta) + sqrt(2 h tau) A^{1/2} xi
 
-    The invariant distribution as h -> 0 depends on ``gamma``:
+    The invariant distribution as h -> 0 depends on ``divergence``:
 
     - ``"frozen"``: exp(-U / tau). The metric adapts in warm-up only. Then A is constant, and the
       mean of the last step's xi and a new one takes the place of xi. So discretisation has an
@@ -73,14 +73,14 @@ class SGRLD(SGKernel):
     At a finite h, discretisation and minibatch noise change the variances. With
     ``step_size="auto"`` this bias is at most about ``bias_tolerance``. With ``adjusted=True`` a
     Metropolis test makes the law exact at any h. This test needs all rows at every step, and
-    ``gamma`` ``"frozen"`` or ``"auxiliary"``.
+    ``divergence`` ``"frozen"`` or ``"auxiliary"``.
 
     Choose `SGRLD` for models with more rows than a full gradient can take, or as the baseline for
     comparisons with other kernels. Cost per step: one minibatch gradient. ``"corrected"``,
     ``"published"`` and ``"auxiliary"`` add one Hessian-vector product.
 
     Args:
-        gamma: the treatment of Gamma, see above. None takes the metric's own choice:
+        divergence: the treatment of Gamma, see above. None takes the metric's own choice:
             ``"auxiliary"`` for a Monge metric with a given alpha2, ``"frozen"`` for all others.
         adjusted: whether to add the Metropolis test.
 
@@ -121,7 +121,7 @@ class SGRLD(SGKernel):
         *,
         potential_fn: Callable | None = None,
         metric: MetricLike = "identity",
-        gamma: Literal["corrected", "published", "none", "frozen", "auxiliary"] | None = None,
+        divergence: Literal["corrected", "published", "none", "frozen", "auxiliary"] | None = None,
         step_size: float | Callable | Literal["auto"] = "auto",
         batch_size: int | Mapping[str, int] | Literal["auto"] | None = "auto",
         num_steps: int | Literal["auto"] = "auto",
@@ -129,19 +129,21 @@ class SGRLD(SGKernel):
         batching: Literal["replacement", "stratified", "epoch"] = "replacement",
         adjusted: bool = False,
         bias_tolerance: float = 0.1,
-        control_variate: bool | Literal["auto"] = "auto",
+        control_variate: bool | int | Literal["auto"] = "auto",
         dense_mass: bool | Sequence | Literal["auto", "structured", "low_rank"] | None = "auto",
         inverse_mass_matrix: Any = None,
         init_strategy: Callable = init_to_uniform,
     ) -> None:
-        super().__init__(locals(), {"gamma": optional(one_of(GAMMA_MODES)), "adjusted": check_flag})
+        super().__init__(
+            locals(), {"divergence": optional(one_of(DIVERGENCE_MODES)), "adjusted": check_flag}
+        )
         _check(self.settings)
 
     def algorithm(self, settings: Settings) -> Algorithm:
         """The algorithm for these settings."""
         metric = settings.metric
         others: dict[str, Any] = {}
-        if settings.gamma == "auxiliary":
+        if settings.divergence == "auxiliary":
             step = auxiliary_step(metric, settings.adjusted)
             # the drift uses two of three parts of the batch
             others = {"noise_factor": 1.5}
@@ -172,7 +174,7 @@ def _averages(settings: Settings) -> bool:
 
     This is of second order only for a constant A.
     """
-    return settings.gamma == "frozen" and not settings.adjusted
+    return settings.divergence == "frozen" and not settings.adjusted
 
 
 def _langevin_step(settings: Settings) -> Step:
@@ -181,8 +183,8 @@ def _langevin_step(settings: Settings) -> Step:
     The step's memory is xi of the step before, or nothing.
     """
     metric = settings.metric
-    factor = mode_factor(settings.gamma, metric.decay)
-    learn = metric_learner(metric, frozen=settings.gamma == "frozen")
+    factor = mode_factor(settings.divergence, metric.decay)
+    learn = metric_learner(metric, frozen=settings.divergence == "frozen")
     averages = _averages(settings)
 
     def step(
@@ -195,12 +197,12 @@ def _langevin_step(settings: Settings) -> Step:
         learning: jax.Array,
     ) -> tuple[Chain, StepReport]:
         position, memory = chain.position, chain.dynamics
-        with_gamma = factor > 0 and has_divergence(metric, position)
+        with_divergence = factor > 0 and has_divergence(metric, position)
 
         def value_and_grad(p: PyTree) -> tuple[jax.Array, PyTree]:
             return jax.value_and_grad(potential.energy)(p, batch)
 
-        if with_gamma:  # one pass gives the gradient and Gamma's Hessian-vector product
+        if with_divergence:  # one pass gives the gradient and Gamma's Hessian-vector product
             rng_key, key_probe = _random.split(rng_key)
             z = probe(key_probe, position)
             (energy, grad), (_, hz) = jvp(value_and_grad, position, z)
@@ -225,10 +227,10 @@ def _langevin_step(settings: Settings) -> Step:
         if averages:
             memory, xi = xi, jax.tree.map(lambda old, new: (old + new) / 2, memory, xi)
         noise = metric.apply_inverse_sqrt(metric_state, xi)
-        if with_gamma:
+        if with_divergence:
             g, hz = tree_scale(1 / potential.num_data, (grad, hz))
-            gamma = divergence_from_probe(metric, metric_state, g, z, hz)
-            drift = jax.tree.map(lambda d, c: d - factor * tau * c, drift, gamma)
+            divergence = divergence_from_probe(metric, metric_state, g, z, hz)
+            drift = jax.tree.map(lambda d, c: d - factor * tau * c, drift, divergence)
         position = langevin_move(position, drift, noise, h, tau)
         squared_drift = h * tree_vdot(grad, drift) / 2
         return Chain(position, metric_state, memory), StepReport(energy, grad, squared_drift)
@@ -238,23 +240,23 @@ def _langevin_step(settings: Settings) -> Step:
 
 def _check(settings: Settings) -> None:
     """Raise for combinations that have no invariant law."""
-    gamma, metric = settings.gamma, settings.metric
-    if gamma == "auxiliary":
+    divergence, metric = settings.divergence, settings.metric
+    if divergence == "auxiliary":
         check_auxiliary(settings)
-    if gamma == "published" and isinstance(metric, BySite):
+    if divergence == "published" and isinstance(metric, BySite):
         raise ValueError(
-            "gamma='published' multiplies Gamma by 1 - decay, and each metric by site has a decay "
-            "of its own: use gamma='corrected', or one metric for all sites"
+            "divergence='published' multiplies Gamma by 1 - decay, and each metric by site has a "
+            "decay of its own: use divergence='corrected', or one metric for all sites"
         )
     if settings.adjusted:
         _check_adjusted(settings)
 
 
 def _check_adjusted(settings: Settings) -> None:
-    if settings.gamma not in ("frozen", "auxiliary"):
+    if settings.divergence not in ("frozen", "auxiliary"):
         raise ValueError(
-            "adjusted=True needs a metric that is constant within a step: expected gamma "
-            f"'frozen' or 'auxiliary', got {settings.gamma!r}"
+            "adjusted=True needs a metric that is constant within a step: expected divergence "
+            f"'frozen' or 'auxiliary', got {settings.divergence!r}"
         )
     if settings.batch_size not in (None, "auto"):
         raise ValueError(
@@ -271,5 +273,5 @@ def _check_potential(settings: Settings, potential: Potential, plan: Any) -> Non
             "adjusted=True needs the full-data energy, and the model subsamples its rows (or "
             "potential_fn takes a key): use all rows, or drop adjusted"
         )
-    if settings.gamma == "auxiliary":
+    if settings.divergence == "auxiliary":
         check_thirds(plan)

@@ -72,7 +72,7 @@ class AdamSGLD(SGKernel):
     Examples:
         >>> import jax, jax.numpy as jnp
         >>> from numpyro.infer import MCMC
-        >>> from numpyro_geom import AdamSGLD
+        >>> from numpyro_geom.baselines import AdamSGLD
         >>> kernel = AdamSGLD(potential_fn=lambda z: z @ z / 2, step_size=0.05, num_steps=50)
         >>> mcmc = MCMC(kernel, num_warmup=10, num_samples=1000, progress_bar=False)
         >>> mcmc.run(jax.random.key(0), init_params=jnp.zeros(5))

@@ -198,7 +198,7 @@ class ISGD(SGKernel):
         >>> import jax, numpyro
         >>> import numpyro.distributions as dist
         >>> from numpyro.infer import MCMC
-        >>> from numpyro_geom import ISGD
+        >>> from numpyro_geom.baselines import ISGD
         >>> def model(y):
         ...     mu = numpyro.sample("mu", dist.Normal(0, 10).expand([3]).to_event(1))
         ...     with numpyro.plate("data", y.shape[0]) as i:

@@ -2,7 +2,7 @@
 
 from .._checks import SamplingWarning
 from .checks import Check
-from .comparison import Comparison, ScalarDifference, compare
+from .comparison import Comparison, ScalarDifference, compare_draws
 from .inference_data import to_inference_data
 from .predictive import PredictionStream
 from .report import Report, diagnose
@@ -14,7 +14,7 @@ __all__ = [
     "Report",
     "SamplingWarning",
     "ScalarDifference",
-    "compare",
+    "compare_draws",
     "diagnose",
     "to_inference_data",
 ]

@@ -379,8 +379,8 @@ def memory_of_the_metric(name: str, run: Run) -> Check | None:
         return None
     where = "over the steps in which the gradient changes"
     advice = (
-        "with gamma='corrected' the draws are biased: use gamma='auxiliary' or gamma='frozen', or "
-        f"a step_size that is more than {lag:.2g} times smaller"
+        "with divergence='corrected' the draws are biased: use divergence='auxiliary' or "
+        f"divergence='frozen', or a step_size that is more than {lag:.2g} times smaller"
     )
     return at_most(name, lag, 1.0, where, advice)
 
@@ -491,10 +491,10 @@ def error_of_the_sds(name: str, run: Run) -> Check | None:
     advice = f"use {', '.join(filter(None, remedies))}, or increase num_samples"
     if "guide" in facts:
         advice = "use metric='fisher', or run MCMC"
-    if facts.get("gamma") in ("none", "published"):
+    if facts.get("divergence") in ("none", "published"):
         advice = (
-            f"gamma={facts['gamma']!r} has another invariant distribution if the metric moves: "
-            "leave gamma at its default; or " + advice
+            f"divergence={facts['divergence']!r} has another invariant distribution if the metric "
+            "moves: leave divergence at its default; or " + advice
         )
     advice = f"the draws are too wide (+) or too narrow (-) for the target; {advice}"
     return _moment(name, run, "sd", TOLERATED_SD, advice)

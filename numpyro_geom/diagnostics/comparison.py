@@ -71,7 +71,7 @@ class ScalarDifference(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Printed):
-    """What `compare` found; prints as a table and a verdict.
+    """What `compare_draws` found; prints as a table and a verdict.
 
     Attributes:
         scalars: the differences, one per scalar, in the order of the draws.
@@ -144,7 +144,7 @@ class Comparison(Printed):
         return [*lines, self.verdict]
 
 
-def compare(
+def compare_draws(
     draws: Any, reference: Any, *, var_names: str | Sequence[str] | None = None
 ) -> Comparison:
     """Compare draws with reference draws of the same posterior, for instance from NUTS.
@@ -183,12 +183,12 @@ def compare(
 
     Examples:
         >>> import numpy as np
-        >>> from numpyro_geom.diagnostics import compare
+        >>> from numpyro_geom.diagnostics import compare_draws
         >>> rng = np.random.default_rng(0)
         >>> reference = {"mu": rng.normal(size=(4, 1000))}
-        >>> compare({"mu": rng.normal(size=(4, 1000))}, reference).within_noise
+        >>> compare_draws({"mu": rng.normal(size=(4, 1000))}, reference).within_noise
         True
-        >>> compare({"mu": 1.2 * rng.normal(size=(4, 1000))}, reference).within_noise
+        >>> compare_draws({"mu": 1.2 * rng.normal(size=(4, 1000))}, reference).within_noise
         False
     """
     x, y, left_out, constant = _common(draws, reference, var_names)

@@ -148,7 +148,7 @@ def metric_lag(settings: Settings, algorithm: Algorithm, last: SGState) -> float
     The gradient in the stiffest direction changes in 1 / (h lam_H) steps, or with a momentum in
     1 / (h lam_H^1/2) steps. Where no curvature was measured, the length of the drift tells of it.
     """
-    corrected = getattr(settings, "gamma", None) == "corrected"
+    corrected = getattr(settings, "divergence", None) == "corrected"
     if not corrected or not jax.tree.leaves(last.metric_state.statistic):
         return None
     h, drift = np.asarray(last.step_size), np.mean(np.asarray(last.drift_ratio))

@@ -24,8 +24,8 @@ class PredictionStream:
     """Class probabilities of an ensemble of draws, from a stream of the draws' predictions.
 
     A network's draws take gigabytes, and its predictions take megabytes. Pass `add` to
-    `numpyro_geom.run` as ``monitor``, or call it with each draw of the ensemble: for instance with
-    the draws of several chains, or with the draws at the end of each cycle.
+    `numpyro_geom.run_in_segments` as ``monitor``, or call it with each draw of the ensemble: for
+    instance with the draws of several chains, or with the draws at the end of each cycle.
 
     The stream keeps sums of the size of one prediction, in float64. For each draw it keeps the
     label's probability of up to 1,000 rows, about 4 kB. scikit-learn computes more scores from

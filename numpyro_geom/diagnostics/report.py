@@ -139,7 +139,7 @@ def diagnose(
     - **divergences**: draws with steps that were not finite or not stable, at most 1%, or with
       rejected trajectories of huge energy errors, at most 0.5%.
     - **chains**: a chain that does not move, whose energy stays far above where it started, or far
-      above that of another chain; a metric with ``gamma="corrected"`` whose memory is too long.
+      above that of another chain; a metric with ``divergence="corrected"`` whose memory is long.
       ``mcmc.run`` warns of these at its end, and a long run when its draws are first read.
     - **guides**: failed geodesics, the Pareto shape of the weights, and the means and sds without
       weights against those with weights, with the tolerances of **moments**.

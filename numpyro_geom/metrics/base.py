@@ -45,19 +45,19 @@ class Metric(ABC):
         decay: memory of the statistic, in [0, 1); 0 is no memory.
         interval: steps between recomputations of A. None is one epoch; a kernel replaces None by
             the number of steps, see `with_interval`.
-        default_gamma: the treatment of Gamma that `SGRLD` takes if none is given.
+        default_divergence: the treatment of Gamma that `SGRLD` takes if none is given.
         scales: whether A fits the step to each parameter, as a learned scale does. In many
             dimensions there is then no other scale by default.
     """
 
     decay: float = 0.0
     interval: int | None = 1
-    default_gamma: ClassVar[str] = "frozen"
+    default_divergence: ClassVar[str] = "frozen"
     scales: ClassVar[bool] = True
 
     @property
     def has_auxiliary(self) -> bool:
-        """Whether the metric has a ``from_gradient``, as ``gamma="auxiliary"`` needs."""
+        """Whether the metric has a ``from_gradient``, as ``divergence="auxiliary"`` needs."""
         return type(self).from_gradient is not Metric.from_gradient
 
     @abstractmethod
@@ -103,7 +103,7 @@ class Metric(ABC):
                 to be smooth on this scale.
         """
         raise NotImplementedError(
-            f"gamma='auxiliary' needs a method from_gradient, and {type(self).__name__} has none"
+            f"divergence='auxiliary' needs a method from_gradient: {type(self).__name__} has none"
         )
 
     def average(self, average: PyTree, grad: PyTree) -> PyTree:

@@ -20,7 +20,7 @@ class Identity(Metric):
     step, and kernels with a momentum give them the mass 1 / c.
 
     When: the posterior's scales are similar, or as the reference for the other metrics.
-    Cost: none. Invariant distribution: the target, with every choice of ``gamma``.
+    Cost: none. Invariant distribution: the target, with every choice of ``divergence``.
 
     Args:
         scale: the number c, above 0.

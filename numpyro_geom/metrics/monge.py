@@ -28,8 +28,8 @@ class Monge(Metric):
 
     When: to reproduce the literature; see the page on metrics for the gain. The mean of g over the
     posterior is 0. So a frozen v only reflects the last steps of warm-up, and G is about I. With
-    a given number G has no bound and must follow the position, so ``gamma="auxiliary"`` is then
-    the default. Cost per step: three passes over the parameters. Memory: one copy of them.
+    a given number G has no bound and must follow the position, so the default is then
+    ``divergence="auxiliary"``. Cost per step: three passes over the parameters. Memory: one copy.
 
     Args:
         alpha2: alpha squared, in squared units of the position per squared nat; at least 0, where
@@ -60,7 +60,7 @@ class Monge(Metric):
         check_decay("decay", self.decay)
 
     @property
-    def default_gamma(self) -> str:  # type: ignore[override]
+    def default_divergence(self) -> str:  # type: ignore[override]
         """``"auxiliary"`` if the user gave a number: G is then unbounded and must follow theta."""
         return "frozen" if self.alpha2 is None else "auxiliary"
 

@@ -87,7 +87,7 @@ class Shampoo(Metric):
 
     When: networks and other tensor-valued sites with correlated gradients; Yu et al. recommend it.
     A is unbounded where gradients vanish, so no Gamma term is right there: prefer
-    gamma="frozen" or "auxiliary".
+    divergence="frozen" or "auxiliary".
     Cost per step for a matrix of D entries in blocks of n x n: 2 n D multiply-adds for the
     statistic, and the same for each of A x and A^{1/2} x (the gradient of a network costs 3 D for
     each row of the batch). Memory: 10 D. A refresh takes one batched eigendecomposition of all

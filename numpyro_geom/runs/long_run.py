@@ -42,7 +42,7 @@ FROZEN = 0.25
 
 
 class Run:
-    """What `run` returns.
+    """What `run_in_segments` returns.
 
     Attributes:
         num_draws: number of draws of each chain so far.
@@ -67,7 +67,7 @@ class Run:
         return self._read()
 
 
-def run(
+def run_in_segments(
     mcmc: MCMC,
     rng_key: jax.Array,
     *args: Any,
@@ -86,9 +86,9 @@ def run(
 ) -> Run:
     """Run an MCMC in segments and store each finished segment on disk.
 
-    After a crash, call `run` again with the same arguments. The run then continues where the last
+    After a crash, call it again with the same arguments. The run then continues where the last
     finished segment ended. A run without a break has the same draws, bit for bit. Any kernel of
-    NumPyro can be used. To continue a finished run, call `run` with a larger ``num_samples``.
+    NumPyro can be used. To continue a finished run, call it with a larger ``num_samples``.
 
     ``directory`` holds a file for each segment, which `numpy.load` can open at any time, also
     during the run. Memory does not grow with the number of draws until ``mcmc`` of the result is
@@ -97,7 +97,7 @@ def run(
 
     Differences from ``mcmc.run``: the number of draws is ``num_samples // thinning``, and a
     remainder of this division skips no steps. ``mcmc`` itself holds no draws afterwards; the result
-    of `run` holds them.
+    of `run_in_segments` holds them.
 
     Args:
         mcmc: kernel, lengths and chains; need not have run.
@@ -113,7 +113,7 @@ def run(
         extra_fields: as for ``mcmc.run``.
         init_params: as for ``mcmc.run``.
         monitor: called after each segment with its draws, shaped (chains, draws, ...). Draws on
-            disk from earlier calls of `run` come first. The draws are what the MCMC's
+            disk from earlier calls of `run_in_segments` come first. The draws are what the MCMC's
             ``postprocess_fn`` returns. If it returns predictions, a
             `numpyro_geom.diagnostics.PredictionStream` can gather them, and no weights are stored.
             With several processes, only the first one calls it.
@@ -158,12 +158,13 @@ def run(
         >>> import jax, numpyro, tempfile
         >>> import numpyro.distributions as dist
         >>> from numpyro.infer import MCMC, NUTS
-        >>> from numpyro_geom.runs import run
+        >>> from numpyro_geom.runs import run_in_segments
         >>> def model():
         ...     numpyro.sample("x", dist.Normal(0, 1))
         >>> mcmc = MCMC(NUTS(model), num_warmup=100, num_samples=200, progress_bar=False)
         >>> with tempfile.TemporaryDirectory() as directory:
-        ...     result = run(mcmc, jax.random.key(0), directory=directory, draws_per_segment=50)
+        ...     result = run_in_segments(mcmc, jax.random.key(0), directory=directory,
+        ...                              draws_per_segment=50)
         ...     result.mcmc.get_samples()["x"].shape
         (200,)
     """
@@ -333,7 +334,7 @@ def _all_of_it(
     state, num_draws = state_of(here), lengths.draws(here.step)
     finished = num_draws == lengths.num_draws or reached.startswith("min_ess")
     if stopped is not None and not finished:
-        advice = "call `run` again with the same arguments to go on"
+        advice = "call `run_in_segments` again with the same arguments to go on"
         advice = "with a directory it could go on" if store is None else advice
         warn_outside(
             f"{stopped} ended the run after {num_draws} of {lengths.num_draws} draws: {advice}",

@@ -34,8 +34,8 @@ from .identity import check_same
 NAME = re.compile(r"\d{10}\.npz")
 UNFINISHED = re.compile(r"\d{10}\.npz\.[0-9a-f]{8}\.new")
 REMEDY = (
-    "Restore it from a copy, or delete it, and call `run` again: segments that are missing are "
-    "computed again"
+    "Restore it from a copy, or delete it, and call `run_in_segments` again: segments that are "
+    "missing are computed again"
 )
 
 
@@ -125,8 +125,8 @@ class Store:
             raise OSError(
                 error.errno,
                 f"{error.strerror}: {path} could not be stored. All segments before it are safe: "
-                f"make {self.folder} writable, with room for more, and call `run` again with the "
-                "same arguments",
+                f"make {self.folder} writable, with more room, and call `run_in_segments` again "
+                "with the same arguments",
             ) from error
         self._next[after] = step, digest.hex()
         return digest.hex()

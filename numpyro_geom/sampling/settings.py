@@ -91,8 +91,8 @@ class Settings:
         values = {name: shared.without for name, shared in SHARED.items()}
         for name, value in {**arguments, **fixed}.items():
             values[name] = checks[name](name, value) if name in checks else value
-        if values.get("gamma", "") is None:
-            values["gamma"] = values["metric"].default_gamma
+        if values.get("divergence", "") is None:
+            values["divergence"] = values["metric"].default_divergence
         _check_target(values)
         self.__dict__.update(values, _names=tuple(arguments), deep=False)
 

@@ -14,7 +14,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from numpyro_geom.algorithms.langevin import (
-    GAMMA_MODES,
+    DIVERGENCE_MODES,
     divergence_from_probe,
     has_divergence,
     mode_factor,
@@ -445,7 +445,7 @@ def test_constant_metric_has_no_gamma() -> None:
 
 
 def test_mode_factor() -> None:
-    factors = {mode: mode_factor(mode, 0.75) for mode in GAMMA_MODES}
+    factors = {mode: mode_factor(mode, 0.75) for mode in DIVERGENCE_MODES}
     assert factors == {
         "corrected": 1.0,
         "published": 0.25,
@@ -456,5 +456,5 @@ def test_mode_factor() -> None:
 
 
 def test_unknown_mode() -> None:
-    with pytest.raises(ValueError, match="gamma must be one of .*'corrected'.* got 'exact'"):
+    with pytest.raises(ValueError, match="divergence must be one of .*'corrected'.* got 'exact'"):
         mode_factor("exact", 0.9)
