@@ -83,7 +83,7 @@ from numpyro_geom import (
     Shampoo,
     Wenzel,
     cyclical,
-    run,
+    run_in_segments,
     train,
 )
 from numpyro_geom.baselines import ISGD, SWAG
@@ -508,7 +508,7 @@ def chain(make: Callable[[Task], Any], num_steps: int = THINNING, trained: bool 
                 of_chain.add({name: x[n : n + 1] for name, x in predictions.items()})
 
         stacked = jax.tree.map(lambda *x: jnp.stack(x), *positions)
-        done = run(
+        done = run_in_segments(
             mcmc,
             keys[:, 2] if several else keys[0, 2],
             *task.rows,

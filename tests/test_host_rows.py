@@ -29,7 +29,7 @@ from numpyro_geom import (
     HostRows,
     RiemannianLaplace,
     diagnose,
-    run,
+    run_in_segments,
     to_inference_data,
 )
 from numpyro_geom.baselines import ISGD, SWAG
@@ -371,7 +371,7 @@ def test_copies_read_the_same_rows():
 
 def run_small(data, **settings):
     mcmc = MCMC(SGRLD(model, **FIXED), num_warmup=2, num_samples=8, progress_bar=False)
-    return run(mcmc, random.key(0), *data, draws_per_segment=2, **settings)
+    return run_in_segments(mcmc, random.key(0), *data, draws_per_segment=2, **settings)
 
 
 FAULTS = {
