@@ -26,7 +26,7 @@ from numpyro import optim
 from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 
 import numpyro_geom
-from numpyro_geom import diagnostics
+from numpyro_geom import baselines, diagnostics
 
 TABLE = Path(__file__).parents[1] / "docs" / "tables" / "mistakes.md"
 LONG_LIST = re.compile(r"\['[^\]]{100,}\]")
@@ -357,7 +357,7 @@ def names() -> dict[str, Any]:
     for mcmc in (finished, nuts):
         mcmc.run(key, *map(jax.numpy.asarray, (X, y)))
     return {
-        **{name: getattr(numpyro_geom, name) for name in numpyro_geom.__all__},
+        **{x: getattr(part, x) for part in (numpyro_geom, baselines) for x in part.__all__},
         **{f.__name__: f for f in (model, unindexed, mixture, MCMC, NUTS, SVI, Trace_ELBO)},
         **{"np": np, "pd": pd, "scipy": scipy, "optim": optim, "diagnostics": diagnostics},
         **{"X": X, "y": y, "key": key, "finished": finished, "nuts": nuts},

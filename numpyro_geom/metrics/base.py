@@ -103,7 +103,8 @@ class Metric(ABC):
                 to be smooth on this scale.
         """
         raise NotImplementedError(
-            f"divergence='auxiliary' needs a method from_gradient: {type(self).__name__} has none"
+            "divergence='auxiliary' needs a method from_gradient, and "
+            f"{type(self).__name__} has none"
         )
 
     def average(self, average: PyTree, grad: PyTree) -> PyTree:
