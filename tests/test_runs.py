@@ -519,7 +519,9 @@ def test_what_cannot_be_written_harms_nothing(tmp_path, monkeypatch, number, at)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", failing)
-        with pytest.raises(OSError, match="All segments before it are safe.*call `run`") as caught:
+        with pytest.raises(
+            OSError, match="All segments before it are safe.*call `run_in_segments`"
+        ) as caught:
             go(tmp_path)
         assert caught.value.errno == number
     assert len(list(tmp_path.iterdir())) == at // 2
