@@ -384,7 +384,7 @@ def test_a_run_ends_at_an_effective_sample_size(tmp_path):
     mcmc = MCMC(Autoregression(), num_warmup=20, num_samples=100_000, **settings)
 
     def go_on(directory, min_ess, **limits):
-        return run(
+        return run_in_segments(
             mcmc,
             random.key(1),
             directory=directory,
@@ -414,7 +414,7 @@ def test_a_run_ends_at_an_effective_sample_size(tmp_path):
 def test_chains_that_disagree_are_never_enough():
     settings = {"num_chains": 2, "chain_method": "vectorized", "progress_bar": False}
     mcmc = MCMC(Autoregression(apart=1.0), num_warmup=0, num_samples=1000, **settings)
-    result = run(mcmc, random.key(1), draws_per_segment=250, min_ess=5)
+    result = run_in_segments(mcmc, random.key(1), draws_per_segment=250, min_ess=5)
     assert (result.num_draws, result.ended_by) == (1000, "num_samples")
 
 

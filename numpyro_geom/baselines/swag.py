@@ -104,7 +104,8 @@ class SWAG(Guide):
         >>> import jax, numpyro
         >>> import numpyro.distributions as dist
         >>> from numpyro.infer import Predictive
-        >>> from numpyro_geom.baselines import SWAG, train
+        >>> from numpyro_geom import train
+        >>> from numpyro_geom.baselines import SWAG
         >>> def model(X, y=None):
         ...     w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
         ...     with numpyro.plate("data", X.shape[0]) as i:
