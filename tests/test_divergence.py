@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
+from numpyro_geom import SGHMC, SGRLD
 from numpyro_geom.algorithms.langevin import (
     DIVERGENCE_MODES,
     divergence_from_probe,
@@ -29,7 +30,6 @@ from numpyro_geom.metrics import (
     Shampoo,
     Wenzel,
     get_metric,
-    shampoo,
 )
 
 N = 3.0
@@ -222,149 +222,12 @@ def test_monge_equals_the_closed_formula(x64: None) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13 * np.abs(expected).max() * 10)
 
 
-def power(h: np.ndarray, exponent: float, ridge: float) -> np.ndarray:
-    w, q = np.linalg.eigh(h + ridge * np.eye(len(h)))
-    return (q * w**exponent) @ q.T
-
-
-def central_divergence(matrix: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarray:
-    """Sum over k of d/dx_k matrix(x)[:, k], by fourth-order differences."""
-    step, total = 3e-4, np.zeros(len(x))
-    for k, e in enumerate(np.eye(len(x))):
-        a = [matrix(x + m * step * e)[:, k] for m in (-2, -1, 1, 2)]
-        total += (a[0] - 8 * a[1] + 8 * a[2] - a[3]) / (12 * step)
-    return total
-
-
-# Shape, block size and vector mode of a site; its axes after merging; decay.
-SITES = {
-    "square": ((3, 3), 4, "diagonal", (3, 3), 0.0),
-    "tall": ((5, 2), 5, "diagonal", (5, 2), 0.6),
-    "merged": ((2, 3), 6, "diagonal", (6,), 0.6),
-    "cube": ((2, 3, 4), 4, "diagonal", (2, 3, 4), 0.0),
-    "four": ((2, 1, 2, 3, 2), 3, "diagonal", (2, 2, 3, 2), 0.6),
-    "vector": ((4,), 4, "full", (4,), 0.6),
-}
-
-
-@pytest.mark.parametrize(
-    ("shape", "block_size", "vector", "merged", "decay"), SITES.values(), ids=SITES.keys()
-)
-def test_shampoo_equals_dense_differences(
-    shape: tuple, block_size: int, vector: str, merged: tuple, decay: float, x64: None
-) -> None:
-    """Against A(theta) in plain NumPy: Kronecker products of roots of unfolded gradients."""
-    metric = Shampoo(decay=decay, eps=0.5, interval=1, block_size=block_size, vector=vector)
-    theta = jnp.asarray(np.random.default_rng(0).normal(size=shape))
-
-    def statistics(x: np.ndarray) -> list[np.ndarray]:
-        g = np.asarray(gradient(x.reshape(shape))).reshape(merged)
-        found = []
-        for axis, n in enumerate(merged):
-            unfolded = np.moveaxis(g, axis, 0).reshape(n, -1)
-            found.append(decay * 0.5 * np.eye(n) + (1 - decay) * unfolded @ unfolded.T)
-        return found
-
-    x = np.asarray(theta).ravel()
-    ridges = [1e-12 * np.linalg.eigvalsh(h)[-1] for h in statistics(x)]
-
-    def matrix(x: np.ndarray) -> np.ndarray:
-        a = np.ones((1, 1))
-        for h, ridge in zip(statistics(x), ridges, strict=True):
-            a = np.kron(a, power(h, -0.5 / len(merged), ridge))
-        return a
-
-    expected = central_divergence(matrix, x) / (1 - decay)
-
-    found = np.asarray(exact_at(metric, theta)).ravel()
-    # Differences: step^4 / 30 = 3e-16 times a fifth derivative (at most some 1e6 times Gamma, in
-    # the squares without memory), and roundoff 1e-16 / step = 4e-13 times the conditions of the
-    # statistics (at most 1e4): below 5e-9.
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-8 * np.abs(expected).max())
-
-
-def test_shampoo_blocks_and_diagonals_equal_dense_differences(x64: None) -> None:
-    """Sites together: one in padded blocks, a diagonal one, and a single number, diagonal too."""
-    metric = Shampoo(decay=0.6, eps=0.5, interval=1, block_size=3)
-    theta = position({"blocks": (5, 2), "scalar": (), "vector": (2,)})
-    x, unravel = ravel_pytree(theta)
-
-    def matrix(x: np.ndarray) -> np.ndarray:
-        g = gradient(unravel(x))
-        index = np.arange(10).reshape(5, 2)
-        a = np.eye(13)
-        for rows in (slice(0, 3), slice(3, 5)):
-            block = np.asarray(g["blocks"])[rows]
-            left = 0.3 * np.eye(len(block)) + 0.4 * block @ block.T
-            right = 0.3 * np.eye(2) + 0.4 * block.T @ block
-            entries = index[rows].ravel()
-            a[np.ix_(entries, entries)] = np.kron(power(left, -0.25, 0), power(right, -0.25, 0))
-        rest = np.append(np.asarray(g["scalar"]), np.asarray(g["vector"]))
-        a[10:, 10:] = np.diag((0.3 + 0.4 * rest**2) ** -0.5)
-        return a
-
-    expected = central_divergence(matrix, np.asarray(x)) / 0.4
-    # As above; the ridge of 1e-12 of the largest eigenvalue is below both.
-    bound = 1e-9 * np.abs(expected).max()
-    np.testing.assert_allclose(flat(exact_at(metric, theta)), expected, rtol=0, atol=bound)
-
-
-def test_shampoo_derivative_takes_the_ridge_as_constant(
-    monkeypatch: pytest.MonkeyPatch, x64: None
-) -> None:
-    """H = g g' alone, of rank one, where the ridge r is all that bounds A."""
-    monkeypatch.setattr(shampoo, "_ridge", lambda dtype: 1e-3)
-    metric = Shampoo(decay=0.0, interval=1, block_size=4, vector="full")
-    theta = jnp.array([0.3, -0.8, 1.1])
-    top = jnp.sum(gradient(theta) ** 2)
-
-    def matrix(theta: jax.Array) -> jax.Array:
-        g = gradient(theta)
-        q, r = jnp.sum(g**2), 1e-3 * top
-        u = jnp.outer(g, g) / q
-        return r**-0.5 * (jnp.eye(3) - u) + (q + r) ** -0.5 * u
-
-    expected = jacobian_trace(matrix, theta)
-    state = state_at(metric, theta)
-    row = jax.jit(metric.apply_inverse)(state, jnp.array([1.0, 0.0, 0.0]))
-    np.testing.assert_allclose(row, jax.jit(matrix)(theta)[0], rtol=1e-10)
-    found = estimate(metric, state, theta, exact=True)
-    # Roundoff 1e-16 of H in a null direction counts r^(-3/2) against the root's r^(-1/2), with
-    # r = 1e-3: some 1e-13 and sums of a few terms.
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-11 * np.abs(expected).max())
-
-
-def test_shampoo_derivative_at_equal_eigenvalues(x64: None) -> None:
-    """At H = eps I the derivative of H^p along S is p eps^(p-1) S; that of eigh is NaN."""
-    metric = Shampoo(decay=0.5, eps=0.2, interval=1, block_size=3)
-    theta = position({"x": (3, 2)})
-    state, g = metric.init(theta), gradient(theta)
-    found = flat(estimate(metric, state, theta, exact=True))
-    x, unravel = ravel_pytree(theta)
-
-    def matrix(x: jax.Array) -> jax.Array:
-        h = gradient(unravel(x))["x"] - g["x"]  # only the first order at theta counts
-        full = 0.2**-0.5 * jnp.eye(6)
-        for product, other in ((h @ g["x"].T, jnp.eye(2)), (h.T @ g["x"], jnp.eye(3))):
-            slope = -0.25 * 0.2**-1.25 * (product + product.T) * 0.2**-0.25
-            left_axis = other.shape[0] == 2
-            full = full + (jnp.kron(slope, other) if left_axis else jnp.kron(other, slope))
-        return full
-
-    expected = jacobian_trace(matrix, x)
-    # The ridge adds 1e-12 to an eigenvalue, relatively.
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-11 * np.abs(expected).max())
-
-
 MANY = 4000
 
 
-@pytest.mark.parametrize("name", ["wenzel", "monge", "user", "shampoo"])
+@pytest.mark.parametrize("name", ["wenzel", "monge", "user"])
 def test_hutchinson_is_unbiased(name: str, x64: None) -> None:
-    if name == "shampoo":
-        metric, shapes = Shampoo(decay=0.5, eps=0.5, interval=1, block_size=3), {"x": (3, 2)}
-    else:
-        metric, shapes = AUTODIFF[name]
+    metric, shapes = AUTODIFF[name]
     theta = position(shapes)
     state = state_at(metric, theta)
     keys = jax.random.split(jax.random.key(3), MANY)
@@ -420,7 +283,7 @@ def test_probe_is_signs_in_the_dtype_of_the_position(dtype: str, x64: None) -> N
 
 def test_result_keeps_dtypes(x64: None) -> None:
     theta = {k: v.astype(jnp.float32) for k, v in position(SHAPES).items()}
-    for metric in (*(metric for metric, _ in AUTODIFF.values()), Shampoo(block_size=3)):
+    for metric, _ in AUTODIFF.values():
         state = jax.eval_shape(metric.init, theta)
         found = jax.eval_shape(
             lambda s, t, m=metric: estimate(m, s, t, key=jax.random.key(0)), state, theta
@@ -434,8 +297,13 @@ def test_has_divergence() -> None:
     theta = position(SHAPES)
     assert not has_divergence(Identity(), theta)
     assert has_divergence(Monge(), theta)
-    assert has_divergence(Shampoo(), theta)
-    assert not has_divergence(Shampoo(vector="identity"), {"a": theta["a"], "b": theta["b"]})
+
+
+@pytest.mark.parametrize("metric", ["shampoo", {"w": Shampoo(), "*": "rmsprop"}])
+def test_a_metric_without_derivative_has_no_gamma(metric: Any) -> None:
+    for kernel, mode in (SGRLD, "corrected"), (SGRLD, "published"), (SGHMC, "corrected"):
+        with pytest.raises(ValueError, match="needs the derivative of the metric, and .*Shampoo"):
+            kernel(potential_fn=energy, metric=metric, divergence=mode)
 
 
 def test_constant_metric_has_no_gamma() -> None:

@@ -92,20 +92,12 @@ class GGMC(SGKernel):
     minibatches of a trajectory are drawn independently, so a sequence of them is as likely as its
     reverse. Therefore the acceptance test corrects noise as well as discretisation.
 
-    The law is exact, and a run of finite length can still have too little of a narrow part, where
-    most trajectories are rejected and visits are rare and long. On a ridge on which tau times each
-    of 30 effects is known to a hundredth, the variance of log tau was 5 to 7% too small. Where the
-    kernel cannot choose the coordinates of groups (under `jax.vmap`, or with ``init_params``),
-    write a hierarchy of few groups non-centred: draws of the scale of eight groups of four rows
-    had 0.87 of the right sd (NUTS 0.88), because they missed its small values.
+    A run of finite length can still have too little of a narrow part, see the page on momentum.
 
     Choose `GGMC` where no bias is acceptable. Minibatch noise lowers the acceptance rate: the error
     of a trajectory grows like h^2 L tr(A C) / tau. So with plain minibatches many dimensions need
     tiny steps. A control variate of second order leaves nearly no noise. Cost per draw: L + 1
-    minibatch gradients and one energy on all rows, computed in chunks of bounded memory. Energies
-    are sums over chunks, each minus its share of the energy at the anchor. So in 32 bits the
-    difference of two energies of a logistic regression with a million rows has an error of 0.003
-    nats, and 0.11 without a control variate (0.03 with ``batch_size=None``).
+    minibatch gradients and one energy on all rows, computed in chunks of bounded memory.
 
     Args:
         full_potential_fn: the energy ``f(z)`` that a stochastic ``potential_fn`` estimates.
@@ -115,10 +107,7 @@ class GGMC(SGKernel):
         step_size: ``"auto"`` (dual averaging in warm-up), a number h, or a schedule, whose value
             at the start of a trajectory holds for the whole trajectory.
         target_accept: mean acceptance probability that ``step_size="auto"`` aims at. ``"auto"`` is
-            0.95 with a control variate of second order, and else 0.8. On a narrow
-            ridge (products of a scale and its effects known to a hundredth) runs of 500 draws had
-            9% too little of the scale's variance at 0.8, flagged for divergences. At 0.95 it was
-            within Monte Carlo error.
+            0.95 with a control variate of second order, and else 0.8.
         batch_size: rows per gradient: an int, a dict plate -> int, or None for all rows. ``"auto"``
             takes all rows up to 2,048, where a choice costs more than it gains, and where the noise
             is not measured: with a ``step_size``, without warm-up, with a metric that is a scale,

@@ -71,22 +71,8 @@ DIVERGENCE_MODES = ("corrected", "published", "none", "frozen", "auxiliary")
 def mode_factor(divergence: str, decay: float) -> float:
     """The factor c of Gamma in the drift, for a metric whose statistic has the memory ``decay``.
 
-    ======================= ========= ========================================================
-    mode                    c         invariant distribution as the step size goes to 0
-    ======================= ========= ========================================================
-    ``"corrected"``         1         the posterior
-    ``"published"``         1 - decay in one dimension p A^-decay, up to a constant
-    ``"none"``              0         in one dimension p / A, up to a constant
-    ``"frozen"``            0         the posterior: A is constant after warm-up
-    ``"auxiliary"``         0         the posterior: A depends on an auxiliary variable alone
-    ======================= ========= ========================================================
-
-    Source: Yu et al. (TMLR 2023), appendices A.2 and A.3, have 1 - decay; Rensmeyer and Niggemann,
-    "On the Convergence of Locally Adaptive and Scalable Diffusion-Based Sampling Methods" (AISTATS
-    2025), section 3.1, show that the diffusion needs 1.
-
-    >>> mode_factor("published", 0.75)
-    0.25
+    It is 1 for ``"corrected"``, 1 - decay for ``"published"``, and 0 for all others. `SGRLD` says
+    what each leaves invariant, and the page on Gamma says why.
     """
     check_choice("divergence", divergence, DIVERGENCE_MODES)
     if divergence == "corrected":
@@ -97,6 +83,15 @@ def mode_factor(divergence: str, decay: float) -> float:
 def has_divergence(metric: Any, position: PyTree) -> bool:
     """Whether Gamma can differ from 0, because the metric's statistic has entries."""
     return len(jax.tree.leaves(jax.eval_shape(metric.statistic, position))) > 0
+
+
+def check_derivative(settings: Any) -> None:
+    """Raise for a metric whose Gamma is needed and has no derivative."""
+    if settings.divergence in ("corrected", "published") and not settings.metric.has_derivative:
+        raise ValueError(
+            f"divergence={settings.divergence!r} needs the derivative of the metric, and "
+            f"{settings.metric!r} has none: use divergence='frozen' or 'auxiliary'"
+        )
 
 
 def probe(rng_key: jax.Array, position: PyTree) -> PyTree:

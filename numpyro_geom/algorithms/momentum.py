@@ -6,14 +6,7 @@ for any metric. So the dynamics only need products with A^{1/2},
     d theta = A^{1/2} p dt,    d p = -A^{1/2} grad U dt - gamma p dt + sqrt(2 gamma tau) dW,
 
 and a change of the metric in warm-up does not change p.
-
-Take a direction of a Gaussian target with the eigenvalue lam of A^{1/2} H A^{1/2} and the gradient
-noise c (of A^{1/2} C A^{1/2}). The stationary variance of BAOAB has exactly the relative error
-
-    h^2 c / (4 tau tanh(gamma h / 2)) / (1 - h^2 lam / 4).
-
-Discretisation enters through h^2 lam alone. Noise also enters through the friction: a large enough
-friction makes any noise harmless. But then relaxation is no faster than with Langevin steps.
+The page on momentum has the bias of a step, from which the step-size rule follows.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from .auxiliary import (
     init_auxiliary,
     renewed_next,
 )
-from .langevin import divergence_from_probe, has_divergence, probe
+from .langevin import check_derivative, divergence_from_probe, has_divergence, probe
 from .momentum import (
     Momentum,
     at_rest,
@@ -114,6 +114,7 @@ class SGHMC(SGKernel):
         init_strategy: Callable = init_to_uniform,
     ) -> None:
         super().__init__(locals(), {"divergence": optional(one_of(MASS_MODES))})
+        check_derivative(self.settings)
         if self.settings.divergence == "auxiliary":
             check_auxiliary(self.settings)
 

@@ -1,23 +1,6 @@
 """Stochastic-gradient Nose-Hoover thermostat: a friction that adapts to unknown gradient noise.
 
-Let c I be the covariance of the noise in the whitened gradient A^{1/2} grad Uhat. Kicks of size h
-then add the diffusion h c to the momentum. The total noise belongs to the friction
-gamma* = gamma + h c / (2 tau), with gamma the friction of the injected noise. The dynamics
-
-    d theta = A^{1/2} p dt,    d p = -A^{1/2} grad U dt - xi p dt + sqrt(2 gamma* tau) dW,
-    d xi = (p'p / D - tau) / mass dt
-
-leave rho = exp(-U / tau - p'p / (2 tau) - D mass (xi - gamma*)^2 / (2 tau)) invariant. In the
-Fokker-Planck equation of rho the Hamiltonian part vanishes. Friction and noise give the term
-(xi - gamma*) (D - p'p / tau) rho, and the thermostat gives its negative. So xi has the mean gamma*
-and the variance tau / (D mass) for any c.
-
-Where U is flat, let k and x be the excess of p'p / D and xi over their invariant means. On average
-
-    dk/dt = -2 gamma* k - 2 tau x,    dx/dt = k / mass,
-
-with the characteristic equation s^2 + 2 gamma* s + 2 tau / mass = 0. Without gradient noise the
-mass 2 tau / gamma^2 damps critically, at the rate gamma (with much noise: gamma^2 / (2 gamma*)).
+The page on momentum shows why the law is invariant.
 """
 
 from __future__ import annotations
@@ -87,12 +70,10 @@ class SGNHT(SGKernel):
 
     ``step_size="auto"`` and ``friction="auto"`` use the rule of `SGHMC`. The rule counts all the
     noise, also the isotropic part that the thermostat removes. So the automatic values are too
-    cautious where noise is isotropic: give both yourself for the full gain. One thermostat serves
-    all coordinates. The momentum persists from draw to draw. The metric and an automatic
-    friction adapt in warm-up only, and xi is scaled with the friction. Two limits keep xi from
-    growing too large after a start far from the mode. p'p / D counts as at most (5 + 40 / D) tau;
-    in the invariant law it exceeds this with a probability below 2e-9 per step. And under
-    ``step_size="auto"`` warm-up keeps xi at most 5 standard deviations above what the rule expects.
+    cautious where noise is isotropic: give both yourself for the full gain. The momentum persists
+    from draw to draw. The metric and an automatic friction adapt in warm-up only, and xi is scaled
+    with the friction. Two limits keep xi from growing too large after a start far from the mode,
+    see the page on momentum.
 
     Choose `SGNHT` over `SGHMC` where minibatch noise is strong and about equal in all directions
     of the metric, and D is not small. Cost per step: one minibatch gradient.

@@ -38,6 +38,7 @@ from .auxiliary import (
 )
 from .langevin import (
     DIVERGENCE_MODES,
+    check_derivative,
     divergence_from_probe,
     has_divergence,
     langevin_move,
@@ -241,6 +242,7 @@ def _langevin_step(settings: Settings) -> Step:
 def _check(settings: Settings) -> None:
     """Raise for combinations that have no invariant law."""
     divergence, metric = settings.divergence, settings.metric
+    check_derivative(settings)
     if divergence == "auxiliary":
         check_auxiliary(settings)
     if divergence == "published" and isinstance(metric, BySite):

@@ -42,12 +42,10 @@ class AdamSGLD(SGKernel):
         m <- mean_decay m + (1 - mean_decay) g,    V <- square_decay V + (1 - square_decay) g * g
         theta' = theta - h (grad Uhat + a m / (sqrt(V) + eps)) + sqrt(2 h tau) xi
 
-    Invariant distribution: NOT exp(-U / tau), at any step size. As h -> 0 the moments follow theta.
-    In one dimension with full gradients and u = U / N, the law is then the target times the
-    exponential of -(a / tau) times the integral of u' / (abs(u') + eps). This law is too narrow.
-    For N(0, 1), N = 1 and tau = 1 it is phi(x) exp(-a abs(x)) (abs(x) + eps)^(a eps). The added
-    drift is at most about a, in nats per unit. It matters where grad U is not much larger than a,
-    for any N.
+    Invariant distribution: NOT exp(-U / tau), at any step size, but a law that is too narrow: in
+    one dimension as h -> 0 the target times the exponential of -(a / tau) times the integral of
+    u' / (abs(u') + eps), u = U / N. The added drift is at most about a, in nats per unit. It
+    matters where grad U is not much larger than a, for any N.
 
     Choose `AdamSGLD` to reproduce the literature. To sample the posterior use `SGRLD`. With
     ``drift=0`` both agree if `SGRLD` has the identity metric. Cost per step: one minibatch

@@ -43,10 +43,8 @@ class RateState(NamedTuple):
 class GroupRate(Metric):
     """The metric of `ISGD`: A = 1 / lam for all entries of a group, h = 1.
 
-    g = grad Uhat is the gradient of ALL data (not divided by N, unlike in the other metrics). rho
-    is the memory of `RATE_STEPS`. Both averages are corrected for their start::
-
-        b <- decay b + (1 - decay) g * g / 2,    lam_p <- rho lam_p + (1 - rho) sum_p g * g / 2
+    g = grad Uhat is the gradient of ALL data (not divided by N, unlike in the other metrics). The
+    averages b (of memory ``decay``) and lam (of `RATE_STEPS`) are corrected for their start.
 
     Args:
         groups: site -> name of its group, or None for one group per array.
@@ -153,24 +151,11 @@ class ISGD(SGKernel):
     remembers only about two gradients and would make lam_p random. After warm-up lam_p is
     constant, and b still changes.
 
-    Invariant distribution: take a Gaussian target with Hessian H, noise covariance C of g, one
-    group with any constant lam, and no clipping at 0. Then the covariance S solves ::
-
-        H S + S H - H S H / lam = 2 tau I + (C - diag(C + H S H)) / lam
-
-    - Where C + H S H is diagonal, S = tau H^-1 exactly, at this finite step. b contains the
-      squared mean gradient. The injected noise is smaller by that, which cancels the
-      discretisation error.
-    - Where C + H S H is not diagonal, the law is biased at every step size. The relative error is
-      about (C - diag C) / tr C. Let C be proportional to H, as in a model that fits, with an even
-      diagonal. In a group of D entries, an eigendirection with the share s of the trace then has
-      1 + s - 1 / D times its variance. Correlated inputs cause the largest bias.
-    - Where tau lam_p < b, the noise is too large already. On a coordinate with its own H and C,
-      S = tau / H + E max(b - tau lam_p, 0) / (H lam_p). At tau = 1 and decay 1/2, a group of 1,
-      2, 3, 4 equal coordinates has 30, 4, 0.9, 0.2 percent too much variance (more where
-      gradients have heavier tails than a normal). Put a single number in a group with others.
-      Temperatures below about b / lam_p are not reached: at 0 the step is SGD with rate 1 / lam_p.
-    - On other targets the error of a finite step is added, and no setting makes it smaller.
+    Invariant distribution: exp(-U / tau), at this finite step, for a Gaussian target with the
+    Hessian H and one group, where C + H S H is diagonal (C the noise covariance of g, S that of the
+    target) and nothing is clipped at 0. Otherwise the law is biased at every step size, and no
+    setting makes the bias small. Correlated inputs cause the largest bias. A single number should
+    share a group with others. The page on kernels has the size of each bias.
 
     Choose `ISGD` to sample around a trained network without tuning a step size. Where the
     posterior itself matters use `SGRLD`, whose bias can be made small. A site whose gradient has

@@ -39,13 +39,15 @@ class Metric(ABC):
     V <- decay V + (1 - decay) s(g) at every step, with V = 0 at the start. A subclass is a frozen
     dataclass, usually with a field ``decay``. It supplies ``statistic``, ``apply_inverse`` and
     ``apply_inverse_sqrt``, and may override the rest. The state is a NamedTuple with a field
-    ``statistic``. A is differentiable in this field.
+    ``statistic``.
 
     Attributes:
         decay: memory of the statistic, in [0, 1); 0 is no memory.
         interval: steps between recomputations of A. None is one epoch; a kernel replaces None by
             the number of steps, see `with_interval`.
         default_divergence: the treatment of Gamma that `SGRLD` takes if none is given.
+        has_derivative: whether A is differentiable in the field ``statistic`` of the state, as
+            Gamma needs.
         scales: whether A fits the step to each parameter, as a learned scale does. In many
             dimensions there is then no other scale by default.
     """
@@ -53,6 +55,7 @@ class Metric(ABC):
     decay: float = 0.0
     interval: int | None = 1
     default_divergence: ClassVar[str] = "frozen"
+    has_derivative: ClassVar[bool] = True
     scales: ClassVar[bool] = True
 
     @property

@@ -99,6 +99,11 @@ class BySite(Metric):
         steps = [metric.interval for _, metric in self.metrics]
         return None if None in steps else max(steps)  # type: ignore[type-var]
 
+    @property
+    def has_derivative(self) -> bool:  # type: ignore[override]
+        """Whether all metrics have one."""
+        return all(metric.has_derivative for _, metric in self.metrics)
+
     def with_interval(self, steps: int) -> Metric:
         """The same with this interval in each metric whose interval is one epoch."""
         return BySite(tuple((name, metric.with_interval(steps)) for name, metric in self.metrics))

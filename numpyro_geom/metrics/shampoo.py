@@ -1,7 +1,7 @@
 """The Shampoo metric: a Kronecker product of small matrices for each tensor.
 
 The file has four parts: the metric, how it cuts a tensor into blocks (`Blocks`), the inverse roots
-of its statistics (`Roots`), and products of blocks with one matrix per axis, with derivatives.
+of its statistics, and products of blocks with one matrix per axis.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,8 @@ from .._util import PyTree, lazy_cond, tree_where
 from .base import Metric, check_decay, check_interval
 
 Arrays = tuple[jax.Array, ...]
+Roots = tuple[jax.Array, jax.Array]
+"""Of an axis: (H + r I)^-p and (H + r I)^(-p / 2)."""
 
 HIGHEST = lax.Precision.HIGHEST
 VECTORS = ("diagonal", "full", "identity")
@@ -36,24 +38,15 @@ class ShampooState(NamedTuple):
     with a diagonal metric has one array (n,). A site with the identity has an empty tuple.
 
     Attributes:
-        statistic: H at the last refresh, from which A is computed.
-        running: the moving average H.
-        basis: eigenvectors of ``statistic``, in columns; (0,) for diagonal sites.
-        eigenvalues: eigenvalues of ``statistic`` plus the ridge, (blocks, n) or (n,).
-        inverse: factors of A, (H + r I)^(-1/2d).
-        inverse_sqrt: factors of A^{1/2}, (H + r I)^(-1/4d).
-        weights: number of block entries with each index of an axis, over 2d; 0 for padding; shape
-            (blocks, n) or (n,).
+        statistic: the moving average H.
+        inverse: factors of A, (H + r I)^(-1/2d) with H at the last refresh.
+        inverse_sqrt: factors of A^{1/2}, (H + r I)^(-1/4d), likewise.
         steps: steps since the last refresh, int32.
     """
 
     statistic: PyTree
-    running: PyTree
-    basis: PyTree
-    eigenvalues: PyTree
     inverse: PyTree
     inverse_sqrt: PyTree
-    weights: PyTree
     steps: jax.Array
 
 
@@ -69,8 +62,7 @@ class Shampoo(Metric):
 
     The roots are recomputed at the first update and at every ``interval``-th update after it. The
     ridge r_i is the largest eigenvalue of H_i times 1e-6 (1e-12 in 64 bits). It is in the roots
-    and never in the running H_i. Derivatives of A take it as constant. A root that is not finite
-    is replaced by the previous root.
+    and never in H_i. A root that is not finite is replaced by the previous root.
 
     The axes of a site become the axes of blocks as follows. A 0-D site counts as a 1-D site with
     one entry. Axes of size 1 are dropped (one stays if all have size 1). From the left, an axis is
@@ -86,11 +78,11 @@ class Shampoo(Metric):
     - ``"identity"``: A = I.
 
     When: networks and other tensor-valued sites with correlated gradients; Yu et al. recommend it.
-    A is unbounded where gradients vanish, so no Gamma term is right there: prefer
-    divergence="frozen" or "auxiliary".
+    A is unbounded where gradients vanish, so no Gamma term is right there: A has no derivative,
+    and its Gamma is refused.
     Cost per step for a matrix of D entries in blocks of n x n: 2 n D multiply-adds for the
     statistic, and the same for each of A x and A^{1/2} x (the gradient of a network costs 3 D for
-    each row of the batch). Memory: 10 D. A refresh takes one batched eigendecomposition of all
+    each row of the batch). Memory: 6 D. A refresh takes one batched eigendecomposition of all
     blocks, padded to the largest block. On a CPU, LAPACK uses several threads for blocks of 64 and
     more. This is slower by one to two orders of magnitude where other work competes for the cores,
     so the default is below 64. For larger blocks set the environment variable
@@ -122,6 +114,7 @@ class Shampoo(Metric):
            [0., 1.]], dtype=float32)
     """
 
+    has_derivative: ClassVar[bool] = False
     decay: float = 0.99
     eps: float = 1e-8
     interval: int | None = 100
@@ -151,25 +144,22 @@ class Shampoo(Metric):
         """The state before any gradient: H = eps I."""
         axes, treedef = jax.tree.flatten(jax.eval_shape(self.statistic, position))
         statistic = [_diagonal_like(a, self.eps) for a in axes]
-        counts = [w for x in jax.tree.leaves(position) for w in self._cut(x).weights()]
-        weights = [jnp.asarray(w, a.dtype) for w, a in zip(counts, axes, strict=True)]
         return ShampooState(
-            running=jax.tree.unflatten(treedef, statistic),
-            weights=jax.tree.unflatten(treedef, weights),
-            steps=jnp.zeros((), jnp.int32),
+            jax.tree.unflatten(treedef, statistic),
             **_as_fields(treedef, _roots_at_start(statistic, self.eps, self._powers(position))),
+            steps=jnp.zeros((), jnp.int32),
         )
 
     def update(self, state: ShampooState, grad: PyTree) -> ShampooState:
         """The state after a gradient; the first and each ``interval``-th update renew the roots."""
-        running = self.average(state.running, grad)
+        statistic = self.average(state.statistic, grad)
         powers = self._powers(grad)
-        axes, treedef = jax.tree.flatten(running)
+        axes, treedef = jax.tree.flatten(statistic)
         roots = lazy_cond(
             state.steps == 0, lambda old, axes: _renewed(axes, powers, old), _as_roots(state), axes
         )
         return state._replace(
-            running=running,
+            statistic=statistic,
             steps=(state.steps + 1) % self.steps_between_updates(),
             **_as_fields(treedef, roots),
         )
@@ -179,8 +169,8 @@ class Shampoo(Metric):
 
         If the undone step recomputed the roots, the next step recomputes them again.
         """
-        running, steps = tree_where(good, (new.running, new.steps), (old.running, old.steps))
-        return new._replace(running=running, steps=steps)
+        kept = tree_where(good, (new.statistic, new.steps), (old.statistic, old.steps))
+        return new._replace(statistic=kept[0], steps=kept[1])
 
     def from_gradient(self, state: ShampooState, grad: PyTree, floor: Any) -> ShampooState:
         """The state whose H is the expectation of ``statistic(grad + floor xi)``, at once.
@@ -190,22 +180,22 @@ class Shampoo(Metric):
         """
         powers = self._powers(grad)
         axes, treedef = jax.tree.flatten(self.statistic(grad))
-        weights = jax.tree.leaves(state.weights)
+        weights = [w for x in jax.tree.leaves(grad) for w in self._cut(x).weights()]
         noise = [(floor**2 / p) * w for w, p in zip(weights, powers, strict=True)]
         axes = [
             (a + (n if n.ndim == 1 else jnp.eye(n.shape[-1]) * n[..., None])).astype(a.dtype)
             for a, n in zip(axes, noise, strict=True)
         ]
         fields = _as_fields(treedef, _renewed(axes, powers, _as_roots(state)))
-        return state._replace(running=jax.tree.unflatten(treedef, axes), **fields)
+        return state._replace(statistic=jax.tree.unflatten(treedef, axes), **fields)
 
     def apply_inverse(self, state: ShampooState, vector: PyTree) -> PyTree:
         """A x, one product with a small matrix for each axis."""
-        return self._multiply(state, state.inverse, vector, -1.0)
+        return self._multiply(state.inverse, vector)
 
     def apply_inverse_sqrt(self, state: ShampooState, vector: PyTree) -> PyTree:
         """A^{1/2} x, one product with a small matrix for each axis."""
-        return self._multiply(state, state.inverse_sqrt, vector, -0.5)
+        return self._multiply(state.inverse_sqrt, vector)
 
     def _cut(self, x: Any) -> Blocks:
         return _blocks_of(tuple(x.shape), self.block_size, self.vector)
@@ -215,34 +205,31 @@ class Shampoo(Metric):
         cuts = [self._cut(x) for x in jax.tree.leaves(tree)]
         return [0.5 / len(cut.sizes) for cut in cuts for _ in cut.sizes]
 
-    def _multiply(
-        self, state: ShampooState, factors: PyTree, vector: PyTree, power: float
-    ) -> PyTree:
-        """The product with the Kronecker factors of G^power."""
+    def _multiply(self, factors: PyTree, vector: PyTree) -> PyTree:
+        """The product with Kronecker factors."""
 
-        def of_site(x: jax.Array, *axes: tuple[jax.Array, ...]) -> jax.Array:
+        def of_site(x: jax.Array, roots: Arrays) -> jax.Array:
             cut = self._cut(x)
+            if cut.diagonal:
+                return x * roots[0].reshape(cut.shape)
             if not cut.sizes:
                 return x
-            exponent = power / (2 * len(cut.sizes))
-            if not cut.diagonal:
-                return cut.join(_kronecker(exponent, *axes, cut.split(x)))
-            (h,), _, (w,), (root,) = axes
-            # The second term is zero. It carries the derivative, which takes the ridge as constant.
-            factor = root + exponent * root / w * (h - lax.stop_gradient(h))
-            return x * factor.reshape(cut.shape)
+            blocks = cut.split(x)
+            for axis, root in enumerate(roots, 1):
+                blocks = _product(root, blocks, axis)
+            return cut.join(blocks)
 
-        return jax.tree.map(
-            of_site, vector, state.statistic, state.basis, state.eigenvalues, factors
-        )
+        return jax.tree.map(of_site, vector, factors)
 
 
-def _as_roots(state: ShampooState) -> Roots:
-    return Roots(*(jax.tree.leaves(getattr(state, name)) for name in Roots._fields))
+def _as_roots(state: ShampooState) -> list[Roots]:
+    return list(zip(*map(jax.tree.leaves, (state.inverse, state.inverse_sqrt)), strict=True))
 
 
-def _as_fields(treedef: Any, roots: Roots) -> dict[str, PyTree]:
-    return {name: jax.tree.unflatten(treedef, axes) for name, axes in roots._asdict().items()}
+def _as_fields(treedef: Any, roots: list[Roots]) -> dict[str, PyTree]:
+    inverse, inverse_sqrt = ([pair[k] for pair in roots] for k in (0, 1))
+    unflatten = treedef.unflatten
+    return {"inverse": unflatten(inverse), "inverse_sqrt": unflatten(inverse_sqrt)}
 
 
 # --- blocks
@@ -336,16 +323,6 @@ def _num_blocks(size: int, block_size: int) -> int:
 # --- inverse roots
 
 
-class Roots(NamedTuple):
-    """The fields of `ShampooState` that a refresh renews: lists, or arrays for one axis."""
-
-    statistic: Any
-    basis: Any
-    eigenvalues: Any
-    inverse: Any
-    inverse_sqrt: Any
-
-
 def _ridge(dtype: Any) -> float:
     """Ridge relative to the largest eigenvalue: several times the error of the eigenvalues."""
     return 1e-12 if jnp.dtype(dtype) == jnp.float64 else 1e-6
@@ -363,44 +340,36 @@ def _compose(basis: jax.Array, spectrum: jax.Array) -> jax.Array:
     return jnp.matmul(basis * spectrum[..., None, :], basis.mT, precision=HIGHEST)
 
 
-def _roots_at_start(statistic: list[jax.Array], eps: float, powers: list[float]) -> Roots:
-    """Roots of eps I, to the powers -p and -p / 2."""
+def _roots_at_start(statistic: list[jax.Array], eps: float, powers: list[float]) -> list[Roots]:
+    """Roots of eps I."""
 
     def of_axis(h: jax.Array, p: float) -> Roots:
         w = eps * (1 + _ridge(h.dtype))
-        basis = _diagonal_like(h, 1.0) if h.ndim == 3 else jnp.zeros((0,), h.dtype)
-        spectrum = jnp.full(h.shape[:2], w, h.dtype)
-        return Roots(h, basis, spectrum, _diagonal_like(h, w**-p), _diagonal_like(h, w ** (-p / 2)))
+        return _diagonal_like(h, w**-p), _diagonal_like(h, w ** (-p / 2))
 
-    return _by_field(list(map(of_axis, statistic, powers)))
+    return list(map(of_axis, statistic, powers))
 
 
-def _renewed(statistic: list[jax.Array], powers: list[float], old: Roots) -> Roots:
+def _renewed(statistic: list[jax.Array], powers: list[float], old: list[Roots]) -> list[Roots]:
     """Roots of ``statistic``; each block keeps its old roots if the new ones are not finite."""
     matrices = [i for i, h in enumerate(statistic) if h.ndim == 3]
     of_matrices = dict(zip(matrices, _matrix_roots(statistic, powers, matrices), strict=True))
 
     def keep(ok: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-        if a.size == 0:
-            return a
         return jnp.where(ok.reshape(ok.shape + (1,) * (a.ndim - ok.ndim)), a, b)
 
     renewed = []
     for i, (h, p) in enumerate(zip(statistic, powers, strict=True)):
         finite, new = of_matrices[i] if i in of_matrices else _diagonal_roots(h, p)
-        renewed.append(Roots(*(keep(finite, a, b[i]) for a, b in zip(new, old, strict=True))))
-    return _by_field(renewed)
-
-
-def _by_field(axes: list[Roots]) -> Roots:
-    return Roots(*([axis[k] for axis in axes] for k in range(len(Roots._fields))))
+        renewed.append((keep(finite, new[0], old[i][0]), keep(finite, new[1], old[i][1])))
+    return renewed
 
 
 def _diagonal_roots(h: jax.Array, p: float) -> tuple[jax.Array, Roots]:
     """The roots of a diagonal axis, and whether they are finite (first)."""
     w = h + _ridge(h.dtype) * jnp.max(h)
     finite = jnp.isfinite(w) & jnp.isfinite(w**-p)
-    return finite, Roots(h, jnp.zeros((0,), h.dtype), w, w**-p, w ** (-p / 2))
+    return finite, (w**-p, w ** (-p / 2))
 
 
 def _matrix_roots(
@@ -435,8 +404,8 @@ def _matrix_roots(
     found, start = [], 0
     for h, count, n in zip(matrices, counts, sides, strict=True):
         rows = slice(start, start + count)
-        fields = basis[rows, :n, :n], w[rows, :n], inverse[rows, :n, :n], inverse_sqrt[rows, :n, :n]
-        found.append((finite[rows], Roots(h, *(field.astype(h.dtype) for field in fields))))
+        roots = tuple(x[rows, :n, :n].astype(h.dtype) for x in (inverse, inverse_sqrt))
+        found.append((finite[rows], roots))
         start += count
     return found
 
@@ -444,23 +413,10 @@ def _matrix_roots(
 # --- products
 
 
-def _contract(left: jax.Array, right: jax.Array, axis: int) -> jax.Array:
-    """Sum over all axes except ``axis`` and the shared first axis."""
-    others = tuple(i for i in range(1, left.ndim) if i != axis)
-    return lax.dot_general(left, right, ((others, others), ((0,), (0,))), precision=HIGHEST)
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _gram(x: jax.Array, axis: int) -> jax.Array:
-    """x_(axis) x_(axis)' of each block."""
-    return _contract(x, x, axis)
-
-
-@_gram.defjvp
-def _gram_jvp(axis: int, primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
-    (x,), (dx,) = primals, tangents
-    half = _contract(dx, x, axis)  # the other half is its transpose: one product, not two
-    return _gram(x, axis), half + half.mT
+    """x_(axis) x_(axis)' of each block: the sum over all other axes."""
+    others = tuple(i for i in range(1, x.ndim) if i != axis)
+    return lax.dot_general(x, x, ((others, others), ((0,), (0,))), precision=HIGHEST)
 
 
 def _product(matrix: jax.Array, x: jax.Array, axis: int) -> jax.Array:
@@ -474,70 +430,3 @@ def _product(matrix: jax.Array, x: jax.Array, axis: int) -> jax.Array:
         before = math.prod(x.shape[1:axis])
         y = jnp.matmul(matrix[:, None], x.reshape(blocks, before, n, -1), precision=HIGHEST)
     return y.reshape(x.shape)
-
-
-def _products(matrices: Arrays, x: jax.Array) -> jax.Array:
-    for axis, matrix in enumerate(matrices, 1):
-        x = _product(matrix, x, axis)
-    return x
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _kronecker(
-    exponent: float,
-    statistic: Arrays,
-    basis: Arrays,
-    eigenvalues: Arrays,
-    roots: Arrays,
-    x: jax.Array,
-) -> jax.Array:
-    """Products with ``roots``, which are (statistic + r I)^exponent, along every axis.
-
-    The derivative in ``statistic`` needs the eigendecomposition that is given, and computes none.
-    It takes the ridge r as constant.
-    """
-    return _products(roots, x)
-
-
-@functools.partial(_kronecker.defjvp, symbolic_zeros=True)
-def _kronecker_jvp(exponent: float, primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
-    _, basis, eigenvalues, roots, x = primals
-    changes, dx = tangents[0], tangents[-1]
-    total = jnp.zeros_like(x) if _is_zero(dx) else _products(roots, dx)
-    if not all(_is_zero(change) for change in changes):
-        total = total + _change(exponent, changes, basis, eigenvalues, x)
-    return _products(roots, x), total
-
-
-def _change(
-    exponent: float, changes: Arrays, basis: Arrays, eigenvalues: Arrays, x: jax.Array
-) -> jax.Array:
-    """Derivative of the products with (H + r I)^exponent along changes of H, in H's eigenbasis."""
-    x = _products(tuple(q.mT for q in basis), x)
-    scales = [
-        (w**exponent).reshape(w.shape[:1] + (1,) * i + w.shape[1:] + (1,) * (x.ndim - 2 - i))
-        for i, w in enumerate(eigenvalues)
-    ]
-    total = jnp.zeros_like(x)
-    for i, (change, q, w) in enumerate(zip(changes, basis, eigenvalues, strict=True)):
-        if not _is_zero(change):
-            others = math.prod(scales[:i] + scales[i + 1 :], start=x)
-            rotated = jnp.matmul(jnp.matmul(q.mT, change, precision=HIGHEST), q, precision=HIGHEST)
-            slope = rotated * _divided_difference(w[..., :, None], w[..., None, :], exponent)
-            total = total + _product(slope, others, i + 1)
-    return _products(basis, total)
-
-
-def _is_zero(tangent: Any) -> bool:
-    return isinstance(tangent, jax.custom_derivatives.SymbolicZero)
-
-
-def _divided_difference(a: jax.Array, b: jax.Array, p: float) -> jax.Array:
-    """(a^p - b^p) / (a - b), and p a^(p-1) where a = b.
-
-    It is computed as b^(p-1) expm1(p t) / expm1(t), t = log a - log b, stable for all a, b > 0.
-    """
-    t = jnp.log(a) - jnp.log(b)
-    equal = t == 0
-    t = jnp.where(equal, 1.0, t)
-    return b ** (p - 1) * jnp.where(equal, p, jnp.expm1(p * t) / jnp.expm1(t))

@@ -328,27 +328,10 @@ def epoch_indices(
     Epoch e is the permutation keyed by ``fold_in(key, e)``. The batch has the elements with numbers
     offset, ..., offset + batch_size - 1. Elements past the end of the epoch are the first elements
     of epoch e + 1. So each index occurs exactly once per epoch, and a batch that spans two epochs
-    can hold an index twice.
-
-    Args:
-        key: PRNG key, the same in every call.
-        epoch: integer scalar, 0 at the start.
-        offset: integer scalar, the number of elements already taken of this epoch, in [0, size);
-            0 at the start.
-        batch_size: number of indices, a Python integer from 1 to ``size``.
-        size: number of elements, a Python integer from 1 to 2^31 - 1.
+    can hold an index twice. Epoch and offset are 0 at the start.
 
     Returns:
-        The int32 array of indices, shape (batch_size,), then epoch and offset of the next batch as
-        int32 scalars.
-
-    Examples:
-        >>> key, epoch, offset, seen = jax.random.key(0), 0, 0, []
-        >>> for _ in range(4):
-        ...     indices, epoch, offset = epoch_indices(key, epoch, offset, 3, 6)
-        ...     seen += indices.tolist()
-        >>> sorted(seen[:6]), sorted(seen[6:]), int(epoch), int(offset)
-        ([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5], 2, 0)
+        The indices, then epoch and offset of the next batch.
     """
     epoch = jnp.asarray(epoch).astype(jnp.int32)
     # A position goes up to 2 size - 1, past int32.
@@ -378,15 +361,7 @@ def permute(round_keys: Array, index: Array, size: int) -> Array:
     ``r <- r + F(l) mod b``. Each round is a bijection of the grid for any F. F(x) is the murmur3
     finaliser of x XOR the round's key, scaled to the range. An image outside ``range(size)`` is
     mapped again until it is inside (cycle walking), which is still a bijection. This is rare,
-    because the excess a b - size is small.
-
-    Args:
-        round_keys: random bits, a uint32 array of shape (rounds,) or ``index.shape + (rounds,)``.
-        index: uint32 array, entries in [0, size).
-        size: number of elements.
-
-    Returns:
-        int32 array of the shape of ``index``, entries in [0, size).
+    because the excess a b - size is small. The last axis of ``round_keys`` has the rounds.
 
     Source: Black and Rogaway (2002), Ciphers with arbitrary finite domains, section 4 (cycle
     walking) and section 5 (generalised Feistel); the hash here is fast and not secure.

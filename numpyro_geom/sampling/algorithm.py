@@ -5,11 +5,7 @@ warm-up has measured, and a few facts. A kernel is `Settings` plus an algorithm.
 step, with a guard that undoes invalid steps (`draw_of`). A sampler that does not repeat a step
 (but, for example, runs a trajectory with an acceptance test) defines its draw directly.
 
-The automatic step size of a Langevin step follows from curvature and gradient noise. Take a
-Gaussian target and a direction where the preconditioned Hessian has the eigenvalue lam and the
-preconditioned covariance of the minibatch gradient is c. There the stationary variance of a step of
-size h is too large by the factor 1 + h lam / 2 + h c / (2 tau), to first order. So a bias tolerance
-gives a step size, and the flattest direction gives the relaxation time::
+The page on the step size derives the automatic step size of a Langevin step::
 
     h = bias_tolerance / (lam_H / 2 + lam_C / (2 tau)),    relaxation time = 1 / (h lam_min) steps
 

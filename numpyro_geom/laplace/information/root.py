@@ -1,12 +1,6 @@
 """Fisher information of NumPyro distributions, as a root that is applied to tangents.
 
-`fisher_root` maps a distribution d and a tangent of its parameters eta to an array w, linear in the
-tangent, with
-
-    sum_k w_k^2 = eta' F(eta) eta',    F = E[score score'],  score = d log p(y; eta) / d eta,
-
-per batch entry. So J' F J of a model is a sum of squares of forward-mode derivatives, and no
-matrix is built. `prior_root` does the same for a prior and its unconstrained value. Closed
+So J' F J of a model is a sum of squares of forward-mode derivatives, and no matrix is built. Closed
 forms are in `closed_forms`. This module has the fallbacks, the distributions that wrap or combine
 others, and helper functions for all roots.
 
@@ -40,7 +34,7 @@ def fisher_root(d: Any, tangent: Any) -> jax.Array:
     """A root of the Fisher information of a distribution, applied to a tangent.
 
     With w the result, ``sum(w**2, -1)`` is tangent' F tangent per batch entry, F = E[score score'].
-    w is linear in the tangent: F = R' R and w = R tangent.
+    w is linear in the tangent: F = R' R and w = R tangent. The score is d log p(y; eta) / d eta.
 
     The method depends on the type of ``d``, or else on its base classes:
 
