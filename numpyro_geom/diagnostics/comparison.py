@@ -20,10 +20,12 @@ from .draws import (
     stored_name,
     to_scalars,
 )
-from .table import FALSE_ALARM, SHOWN, Printed, Row, caveat
+from .table import FALSE_ALARM, SHOWN, Printed, Row
 
 INTERVAL = 0.9
 """Probability of the reference's central interval in which the shares of draws are compared."""
+FEW_EFFECTIVE = 100
+"""Number of effective draws below which a verdict means little."""
 DIRECTIONS = 32
 """Number of random directions that are compared as the scalars are."""
 COLUMNS = {
@@ -117,7 +119,9 @@ class Comparison(Printed):
             f"agree as well as two runs on one target; Monte Carlo errors are up to {mean:.1g} sd "
             f"of a mean and {100 * sd:.2g}% of an sd"
         )
-        return text + caveat((min(s.ess, s.reference_ess), s.name) for s in self.scalars)
+        least, name = min((min(s.ess, s.reference_ess), s.name) for s in self.scalars)
+        few = f". That says little: {name} has {least:.0f} effective draws"
+        return text + few if least < FEW_EFFECTIVE else text
 
     def _table(self) -> list[Row]:
         shown: Sequence[ScalarDifference] = self.scalars

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 WIDTH = 100
@@ -14,8 +14,6 @@ SHOWN = 25
 """Number of scalars in a printed table; the data frame has all scalars."""
 FALSE_ALARM = 0.01
 """Probability that chance alone causes a verdict against the draws."""
-FEW_EFFECTIVE = 100
-"""Number of effective draws below which a verdict means little."""
 
 
 class Row(NamedTuple):
@@ -67,11 +65,3 @@ def _text(rows: list[Row], first: Callable, others: Callable) -> Iterator[str]:
         yield line.ljust(start) + beside if beside else line
         for text in notes[bool(beside) :]:
             yield from textwrap.wrap(text, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
-
-
-def caveat(sizes: Iterable[tuple[float, str]]) -> str:
-    """What to add to a verdict if the scalar with the fewest effective draws has too few."""
-    least, name = min(sizes)
-    if least >= FEW_EFFECTIVE:
-        return ""
-    return f". That says little: {name} has {least:.0f} effective draws"
