@@ -404,8 +404,8 @@ def _matrix_roots(
     found, start = [], 0
     for h, count, n in zip(matrices, counts, sides, strict=True):
         rows = slice(start, start + count)
-        roots = tuple(x[rows, :n, :n].astype(h.dtype) for x in (inverse, inverse_sqrt))
-        found.append((finite[rows], roots))
+        whole, half = (x[rows, :n, :n].astype(h.dtype) for x in (inverse, inverse_sqrt))
+        found.append((finite[rows], (whole, half)))
         start += count
     return found
 
