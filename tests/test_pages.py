@@ -129,6 +129,8 @@ QUESTIONS = {
     "which call": ("cheat_sheet.md", ["leaves invariant", "cost"]),
     "short answers": ("faq.md", ["Is it faster than NUTS?"]),
     "how for a network": ("how_to/network.md", ["random_flax_module", "train(", "Microcanonical("]),
+    "a warning": ("warnings.md", ["<!-- all warnings -->", "how_to/flagged.md"]),
+    "how to cite": ("about.md", ["CITATION.cff", "REPOSITORY/issues", "Apache"]),
     "how to resume": ("how_to/resume.md", ["run the same script again", "directory="]),
 }
 """What a newcomer asks: the page with the answer, and words of the answer."""
