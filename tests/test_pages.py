@@ -131,6 +131,7 @@ QUESTIONS = {
     "how for a network": ("how_to/network.md", ["random_flax_module", "train(", "Microcanonical("]),
     "a warning": ("warnings.md", ["<!-- all warnings -->", "how_to/flagged.md"]),
     "how to cite": ("about.md", ["CITATION.cff", "REPOSITORY/issues", "Apache"]),
+    "nnx and equinox": ("how_to/modules.md", ["random_nnx_module", "random_eqx_module"]),
     "how to resume": ("how_to/resume.md", ["run the same script again", "directory="]),
 }
 """What a newcomer asks: the page with the answer, and words of the answer."""
