@@ -17,6 +17,7 @@ from numpyro.infer import MCMC
 from numpyro.infer.util import log_density
 
 from numpyro_geom import GGMC, SGHMC, SGRLD
+from numpyro_geom.chain import centre_in
 from numpyro_geom.model.centring import Path, Product, find_paths, find_shares, unmeasured
 from numpyro_geom.model.model import read
 
@@ -295,6 +296,26 @@ def exact_log_tau() -> tuple[float, float]:
     p /= p.sum()
     mean = (p * log_tau[:, 0]).sum()
     return mean, ((p * (log_tau[:, 0] - mean) ** 2).sum()) ** 0.5
+
+
+def test_a_search_in_new_coordinates_starts_at_the_centre_of_the_present_ones() -> None:
+    """And not at the first start, from where it may end elsewhere."""
+    kernel, data = SGHMC(schools), (jnp.asarray(SDS), jnp.asarray(EFFECTS))
+    state = kernel.init(random.key(0), 100, None, data, {})
+    before = kernel.bound.on(data, {})
+    assert before.shares
+    centre = dict(zip(state.z, jnp.split(state.scale.centre, [1, 2]), strict=True))
+    centre = {n: x.reshape(state.z[n].shape) for n, x in centre.items()}
+    expected = before.model.constrain(centre)
+    for shares in ({}, {"theta": np.linspace(0, 1, 8, dtype="f4")}):
+        after = before.with_shares(shares)
+        position = centre_in(before, after, state, state.z)
+        found = after.model.constrain(position)
+        for name, x in expected.items():
+            np.testing.assert_allclose(found[name], x, rtol=1e-4)
+        unusable = state._replace(scale=state.scale._replace(centre=jnp.nan * state.scale.centre))
+        kept = centre_in(before, after, unusable, state.z)
+        assert all(np.array_equal(kept[n], x) for n, x in state.z.items())
 
 
 @pytest.mark.slow

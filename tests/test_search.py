@@ -62,6 +62,13 @@ def test_ends_within_the_spread_of_a_gaussian(scale, of_mass):
         assert (energies < (5 if of_mass else 3)).all(), energies
 
 
+def test_no_search_from_where_an_earlier_one_ended():
+    potential = function_potential(lambda z: jnp.sum(z**2) / 2)
+    look = jax.jit(lambda near: warmup.search(potential, jnp.ones(3), random.key(0), 1.0, near))
+    np.testing.assert_array_equal(look(True), jnp.ones(3))
+    assert np.all(look(False) < 1)
+
+
 @pytest.mark.parametrize("of_mass", [False, True])
 def test_gradients_whose_squares_overflow_are_followed(of_mass):
     """Where it starts U is 1e28 to 1e36, and its slope, in float32, has no finite square."""
