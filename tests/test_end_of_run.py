@@ -14,6 +14,7 @@ from jax import random
 from numpyro.distributions import constraints
 from numpyro.infer import MCMC
 from targets import normal_mean
+from tiers import short
 
 from numpyro_geom import GGMC, SGHMC, SGRLD, RMSprop, run_in_segments
 from numpyro_geom._numpyro import holding
@@ -86,7 +87,7 @@ def run(kernel: Any, starts: Any = None, *, args: tuple = (), **settings: Any) -
     return mcmc
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", short(METHODS, kept=["vectorized"]))
 @pytest.mark.parametrize(("kernel", "starts", "match"), OFF.values(), ids=OFF.keys())
 def test_a_chain_that_is_off_is_told_once(
     kernel: Any, starts: list, match: str, method: str
@@ -304,7 +305,9 @@ def test_a_start_without_energy_names_its_site(
         kernel.init(rng_key, 5, params, (jnp.ones(6),), {})
 
 
-@pytest.mark.parametrize("support", [constraints.positive, constraints.real])
+@pytest.mark.parametrize(
+    "support", short([constraints.positive, constraints.real], kept=[constraints.positive])
+)
 def test_a_search_that_runs_away_names_its_site(support: Any) -> None:
     def falling() -> None:
         x = numpyro.sample("x", dist.ImproperUniform(support, (), ()))

@@ -655,7 +655,7 @@ def no_site(y: jax.Array) -> None:
     numpyro.deterministic("mean", y.mean()[None])
 
 
-@pytest.mark.parametrize("model", [one_point, no_site])
+@pytest.mark.parametrize("model", short([one_point, no_site], kept=[one_point]))
 @pytest.mark.parametrize("kernel", short([SGRLD, SGHMC, GGMC], kept=[SGHMC]))
 def test_a_model_without_free_parameters_has_draws_that_are_all_the_same(
     kernel: Any, model: Any

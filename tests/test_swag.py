@@ -198,6 +198,7 @@ def test_draws_are_reproducible() -> None:
     np.testing.assert_array_equal(same["w"], draws[0]["w"])
 
 
+@pytest.mark.slow
 def test_predictive_takes_the_draws() -> None:
     guide = SWAG(regression, **SHORT)
     params = guide.fit(random.key(0), X, Y, init_params=WITH_SCALE)
