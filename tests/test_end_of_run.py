@@ -111,12 +111,13 @@ def test_after_warmup_and_with_a_progress_bar(bar: bool) -> None:
         mcmc.post_warmup_state = mcmc.last_state
 
 
-def test_few_draws_are_no_evidence() -> None:
+@pytest.mark.parametrize("name", short(["undone", "lags"], kept=["undone"]))
+def test_few_draws_are_no_evidence(name: str) -> None:
     lags = SGHMC(narrow, step_size=1e-7, num_steps=2, metric=RMSprop(), divergence="corrected")
-    for kernel in (OFF["undone"][0], lags):
-        run(kernel, [1.0, 1.5], num_samples=LEAST_DRAWS - 1, chain_method="vectorized")
-        with pytest.warns(SamplingWarning):
-            run(kernel, [1.0, 1.5], num_samples=LEAST_DRAWS, chain_method="vectorized")
+    kernel = {"undone": OFF["undone"][0], "lags": lags}[name]
+    run(kernel, [1.0, 1.5], num_samples=LEAST_DRAWS - 1, chain_method="vectorized")
+    with pytest.warns(SamplingWarning):
+        run(kernel, [1.0, 1.5], num_samples=LEAST_DRAWS, chain_method="vectorized")
 
 
 def test_a_long_run_tells_once_when_its_draws_are_read() -> None:

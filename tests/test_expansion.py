@@ -165,6 +165,7 @@ def test_a_function_of_names_leaves_the_new_sites_alone() -> None:
     )
 
 
+@pytest.mark.slow
 def test_law_at_a_temperature_by_quadrature(x64: None) -> None:
     """W = p v q with an energy that is not quadratic: exp(-E / tau) integrated over p and q."""
 
@@ -273,6 +274,7 @@ def test_kernels_draw_w_from_the_models_law(name: str) -> None:
         assert "w" in to_inference_data(mcmc)["posterior"]
 
 
+@pytest.mark.slow
 def test_minibatches_and_a_start_at_the_identity() -> None:
     values = {
         "w_expanded_V": np.ones((3, 1)),

@@ -117,6 +117,7 @@ def runs_of(cache: dict, method: str, batching: str) -> tuple[MCMC, MCMC]:
 
 
 # compiled quickly, the program of a part rounds one sum in another order than that of the whole
+@pytest.mark.slow
 @pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize(
     ("method", "batching"),
@@ -178,6 +179,7 @@ def test_legacy_keys_give_the_draws_of_typed_ones() -> None:
 # --- pickling, arguments, composition
 
 
+@pytest.mark.slow
 def test_a_pickled_run_resumes_where_it_was() -> None:
     mcmc = run(one_step(replayed, metric="monge"), X, Y, num_warmup=2)
     mcmc.post_warmup_state = mcmc.last_state
@@ -216,6 +218,7 @@ def test_an_epoch_goes_on_from_draw_to_draw() -> None:
     assert np.ptp(energies[:4]) > 0.01 * float(full)
 
 
+@pytest.mark.slow
 def test_jit_model_args() -> None:
     kernel, other = one_step(), 3 * Y
     sample = jax.jit(lambda s, y: kernel.sample(s, (X, y), {}))
@@ -402,6 +405,7 @@ def test_extra_fields_and_num_steps() -> None:
     assert not extra["diverging"].any()
 
 
+@pytest.mark.slow
 def test_automatic_number_of_steps_spans_half_a_relaxation_time() -> None:
     kernel = SGRLD(regression, metric="rmsprop", batch_size=BATCH)
     sample, traces = compiled_sample(kernel)
@@ -593,6 +597,7 @@ def test_temperature_scales_the_stationary_law(temperature: float) -> None:
     assert_moments(np.asarray(draws, np.float64), np.zeros(2), temperature * np.eye(2))
 
 
+@pytest.mark.slow
 def test_adjusted_steps_are_exact_at_a_large_step() -> None:
     kernel = SGRLD(linear, adjusted=True, metric="monge", step_size=0.01, num_steps=300)
     state, draws = last_draws(kernel, (X, Y), num_chains=4000)
@@ -786,6 +791,7 @@ def test_warm_up_halves_the_step_after_undone_steps() -> None:
     assert undone > 0
 
 
+@pytest.mark.slow
 def test_improper_models_stay_finite() -> None:
     def free() -> None:
         numpyro.sample("s", dist.ImproperUniform(dist.constraints.real, (), ()))

@@ -353,6 +353,7 @@ def test_a_mean_too_far_from_the_mode_is_not_taken(monkeypatch: pytest.MonkeyPat
     assert abs(near - far) > 0.3
 
 
+@pytest.mark.slow
 def test_svi_finds_the_same_modes_as_fit() -> None:
     y = banana_data()
     for mode in ("euclidean", "hausdorff"):
@@ -473,6 +474,7 @@ def test_the_banana_from_its_hausdorff_mode_is_near_and_its_weights_bring_it_hom
 # --- as NumPyro's guides are used
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_chunks")
 def test_a_guide_is_used_as_numpyro_uses_guides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("numpyro_geom.laplace.guide.SUMMARY_DRAWS", 600)

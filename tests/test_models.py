@@ -414,6 +414,7 @@ def quadrature(log_density: np.ndarray, values: np.ndarray) -> tuple[float, floa
     return mean, (weights * (values - mean) ** 2).sum()
 
 
+@pytest.mark.slow
 def test_constrained_and_multi_event_sites_against_conjugate_posteriors() -> None:
     rng = np.random.default_rng(0)
     tosses, counts = rng.integers(2, size=8), rng.poisson(2.0, size=3)

@@ -572,7 +572,7 @@ MEASURED: dict[str, dict] = {
     ("name", "batching"),
     short(
         itertools.product(MEASURED, ["replacement", "epoch"]),
-        kept=[("wenzel", "replacement"), ("monge", "epoch")],
+        kept=[("wenzel", "replacement")],
     ),
 )
 def test_no_array_of_a_step_has_as_many_entries_as_there_are_rows(name: str, batching: str) -> None:

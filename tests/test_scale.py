@@ -563,6 +563,7 @@ def test_chance_is_the_spread_of_few_rows() -> None:
     assert 0.8 < found.flattest / exact < 1.5
 
 
+@pytest.mark.slow
 def test_twenty_stiff_directions_are_found_and_chance_is_not_scaled() -> None:
     """A regression on twenty common factors. The curvature is measured on a tenth of the rows.
 
@@ -587,6 +588,7 @@ def test_twenty_stiff_directions_are_found_and_chance_is_not_scaled() -> None:
     assert size / 4 < away @ precision @ away < 4 * size
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("optimised")
 def test_law_with_a_low_rank() -> None:
     """Variances along the stiffest, the flattest and other directions."""

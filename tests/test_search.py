@@ -172,6 +172,7 @@ def data():
     return jnp.asarray(X, jnp.float32), jnp.asarray(y, jnp.int32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", short(["identity", "rmsprop", Monge()], kept=["rmsprop"]))
 def test_rates_far_from_the_start_are_found_without_tuning(data, metric):
     """Where chains start, exp(b + x'w) makes gradients a thousand times those of the posterior."""
