@@ -70,28 +70,25 @@ class SGHMC(SGKernel):
     stable h. Minibatch noise inflates variances by about h lam_C / (2 gamma tau). The automatic
     step and friction keep both errors below ``bias_tolerance``, see the page on momentum.
 
-    Choose `SGHMC` over `SGRLD` where curvature and not gradient noise limits the step: a
-    relaxation takes about the square root of the number of steps. Elsewhere both do equally well.
-    Cost per step: one minibatch gradient, and two with a control variate.
+    Where curvature limits the step, a relaxation takes about the square root of the number of
+    steps of `SGRLD`. Cost per step: one minibatch gradient, two with a control variate.
 
     Args:
-        divergence: whether the metric moves after warm-up. ``"frozen"``: it does not.
-            ``"auxiliary"``: it follows the position, for two Hessian-vector products per step.
-            For comparisons: ``"corrected"`` (SGRHMC) is right as h -> 0 and far off at usual
-            steps, and ``"none"`` has another law. None takes the metric's choice, as in `SGRLD`.
+        divergence: ``"frozen"``: the metric is constant after warm-up. ``"auxiliary"``: it
+            follows the position, for two Hessian-vector products per step. ``"corrected"``
+            (SGRHMC, far off at usual steps) and ``"none"`` are for comparisons. None takes the
+            metric's choice.
         step_size: ``"auto"``, a number h, or a schedule. The papers' learning rate is N h^2.
 
     Raises:
         TypeError: for arguments of the wrong type.
-        ValueError: for values out of range and combinations that have no invariant law.
+        ValueError: for values out of range.
 
     References:
-        Chen, Fox, Guestrin, "Stochastic Gradient Hamiltonian Monte Carlo", ICML 2014 (in Euler's
-        scheme). Leimkuhler, Matthews, "Rational Construction of Stochastic Numerical Methods for
-        Molecular Sampling", 2013 (here two half-kicks at one position are one kick, and friction
-        acts on G^{-1/2} r). Ma, Chen, Fox, "A Complete Recipe for Stochastic Gradient MCMC", 2015,
-        section 4.2 (SGRHMC; the friction here is constant, the paper's is G^{-1}). The auxiliary
-        metric is ours.
+        Chen, Fox, Guestrin, "Stochastic Gradient Hamiltonian Monte Carlo", ICML 2014 (there in
+        Euler's scheme). Leimkuhler, Matthews, "Rational Construction of Stochastic Numerical
+        Methods for Molecular Sampling", 2013 (two half-kicks are one here). Ma, Chen, Fox, "A
+        Complete Recipe for Stochastic Gradient MCMC", 2015 (SGRHMC; its friction is G^{-1}).
     """
 
     def __init__(
