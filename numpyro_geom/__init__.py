@@ -11,6 +11,7 @@ from .algorithms import GGMC, SGHMC, SGNHT, SGRLD, Microcanonical
 from .kernel import SGKernel
 from .metrics import Identity, Metric, Monge, RMSprop, Shampoo, Wenzel
 from .model.expansion import Expanded
+from .model.start import init_to_draws
 from .rows.host_rows import HostRows
 from .sampling.schedules import cyclical
 from .warmup.training import train
@@ -41,6 +42,7 @@ __all__ = [
     "Wenzel",
     "cyclical",
     "diagnose",
+    "init_to_draws",
     "run_in_segments",
     "to_inference_data",
     "train",

@@ -119,12 +119,17 @@ def centre_in(bound: Bound, new: Bound, state: SGState, position: PyTree) -> PyT
     def moved(centre: jax.Array, z: PyTree, position: PyTree) -> PyTree:
         model: Any = new.model
         plain = _as_written(bound, ravel(z)[1](centre))
-        record = model.replace(shares={}).trace(plain, unconstrained=True)
-        found = plain | coordinates(record, model.shares) | onto_paths(model, plain)
+        found = in_shares(model, plain)
         return tree_where(all_finite(found), found, position)
 
     single = is_prng_key(state.rng_key)
     return compiled(moved if single else jax.vmap(moved), state.scale.centre, state.z, position)
+
+
+def in_shares(model: Any, position: PyTree) -> PyTree:
+    """The position in the coordinates of a model with shares, from those in which it is written."""
+    record = model.replace(shares={}).trace(position, unconstrained=True)
+    return position | coordinates(record, model.shares) | onto_paths(model, position)
 
 
 def _as_written(bound: Bound, position: PyTree) -> PyTree:
@@ -286,6 +291,44 @@ def init_chain(
     return rescaled(state, scale, settings, target.potential.num_data)
 
 
+def handed_on(
+    target: Target,
+    algorithm: Algorithm,
+    rng_key: jax.Array,
+    num_warmup: int,
+    position: PyTree,
+    earlier: SGState,
+) -> SGState:
+    """The state of one chain or of several at new positions, with what earlier chains have learned.
+
+    Each chain takes over the scale, the anchor, the step size and the number of steps of one of the
+    ``earlier`` chains, which have a leading axis. What depends on the model's arguments is computed
+    for the new ones.
+    """
+    potential, count = target.potential, jnp.zeros((), jnp.int32)
+
+    def hand(rng_key: jax.Array, position: PyTree) -> SGState:
+        key_state, key_stream, key_chain = random.split(rng_key, 3)
+        number = random.randint(key_chain, (), 0, earlier.i.shape[0])
+        state: Any = jax.tree.map(lambda x: x[number], earlier)
+        adaptation = state.adaptation._replace(num_warmup=jnp.asarray(num_warmup, jnp.int32))
+        state = state._replace(
+            i=count,
+            z=position,
+            num_diverging=count,
+            diverging=jnp.zeros((), bool),
+            retry_factor=jnp.ones_like(state.retry_factor),
+            stream=potential.init_stream(key_stream),
+            steps_taken=count,
+            adaptation=adaptation,
+            seed=words(rng_key),
+            rng_key=key_state,
+        )
+        return for_new_arguments(target, algorithm, state)
+
+    return compiled(hand if is_prng_key(rng_key) else jax.vmap(hand), rng_key, position)
+
+
 def moved_to(state: SGState, z: PyTree) -> SGState:
     """The state at ``z``, if something other than the algorithm's steps has moved the chain."""
     state = state._replace(z=z)
@@ -298,11 +341,14 @@ def next_draw(target: Target, algorithm: Algorithm, settings: Settings, state: S
     """The state after the next draw."""
     rng_key, key_steps, key_measure, _ = _random.split(state.rng_key, 4)
     due = what_is_due(state.i, state.adaptation.num_warmup, adapts(settings, algorithm))
-    if settings.scales:
+    if settings.settled:
+        due = due._replace(moving=~due.warming, learning=due.warming)
+    elif settings.scales:
         state = heed_draws(state, due, settings, algorithm)
         state = renew_scale(state, due, settings, target.potential.num_data)
     target = target.scaled(state)
-    state = before_draw(state, due, target, algorithm, settings, key_measure)
+    if not settings.settled:
+        state = before_draw(state, due, target, algorithm, settings, key_measure)
     draw = draw_of(algorithm, settings)
     before = state.potential_energy
     state = draw(key_steps, target, state, due.moving, due.learning)
@@ -310,7 +356,8 @@ def next_draw(target: Target, algorithm: Algorithm, settings: Settings, state: S
     energy = state.potential_energy if adapts(settings, algorithm) else before
     energy = jnp.where(due.first, energy, state.adaptation.start_energy)
     state = state._replace(adaptation=state.adaptation._replace(start_energy=energy))
-    state = after_draw(state, due, target, algorithm, settings)
+    if not settings.settled:
+        state = after_draw(state, due, target, algorithm, settings)
     return state._replace(i=state.i + 1, rng_key=rng_key)
 
 

@@ -8,13 +8,14 @@ its arguments (`numpyro_geom.bound`) and starts the chains. ``sample`` takes the
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import inspect
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial, wraps
 from importlib import import_module
 from operator import is_
 from types import MappingProxyType
@@ -42,6 +43,8 @@ from .chain import (
     decide,
     first_shares,
     for_new_arguments,
+    handed_on,
+    in_shares,
     next_draw,
     shares_at,
     start_chains,
@@ -49,9 +52,9 @@ from .chain import (
 from .model.arguments import differentiated, on_device
 from .model.bad_rows import check_finite, fault_at
 from .model.centring import Shares
-from .model.jaxprs import lean_options
+from .model.jaxprs import compiled, lean_options
 from .model.minibatch import AllRows, Subsampling
-from .model.start import check_lanes
+from .model.start import check_lanes, init_to_draws
 from .sampling.algorithm import Algorithm, adapts
 from .sampling.settings import Settings, Validator, documented
 from .sampling.state import DEFAULT_FIELDS, Chain, SGState, StepReport
@@ -207,8 +210,25 @@ class SGKernel(MCMCKernel):
         single = is_prng_key(rng_key)
         two_keys = _two_keys if single else jax.vmap(_two_keys)
         key_state, key_model = two_keys(rng_key)
-        position = self.bind(key_model, num_warmup, init_params, args, kwargs)
+        earlier = self._earlier() if init_params is None else None
+        # settings that follow from a warm-up are those of the earlier run
+        warmup = num_warmup if earlier is None else earlier.num_warmup
+        position = self.bind(key_model, warmup, init_params, args, kwargs)
         bound = self.bound.on(args, kwargs)
+        if earlier is not None and self._take_over(earlier, position, num_warmup, single=single):
+            bound = self.bound.on(args, kwargs)
+            position = _moved(bound, position, single=single)
+            state = handed_on(
+                bound.target(),
+                self.algorithm(bound.settings),
+                key_state,
+                num_warmup,
+                position,
+                _by_chain(earlier.last_state),
+            )
+            self._check_start(state, args, kwargs)
+            self._sample_fn = self._sample_one if single else self._sample_batch
+            return state._replace(built_on=self.bound.built_on)
         if num_warmup == 0 and self.settings.schedule is None:
             warn_outside(
                 "num_warmup=0 and step_size='auto': the step size is found in warm-up, and there "
@@ -230,6 +250,10 @@ class SGKernel(MCMCKernel):
         opening: Shares = {}
         if init_params is None and not bound.shares:
             opening = first_shares(bound, position, batched=not single)
+        if init_params is None and isinstance(self.settings.init_strategy, init_to_draws):
+            unknown = unknown and bool(opening)
+            start_in = bound.with_shares(opening) if opening else bound
+            position = _moved(start_in, position, single=single)
         state = start(position, opening)
         if opening:
             for k in range(3):
@@ -250,6 +274,35 @@ class SGKernel(MCMCKernel):
             state = self._decide(state, jax.tree.flatten((model_args, model_kwargs)), bound)
         self._sample_fn = self._sample_one if single else self._sample_batch
         return state._replace(built_on=self.bound.built_on)
+
+    def _earlier(self) -> MCMC | None:
+        """The run with this kernel where chains start, if there is one."""
+        given = self._settings.init_strategy
+        run = given.run if isinstance(given, init_to_draws) else None
+        old = None if run is None else run.sampler
+        if type(old) is not type(self) or run.last_state is None:  # type: ignore[union-attr]
+            return None
+        same = old.replace(model=self._settings.model, init_strategy=given).settings
+        return run if same == self._settings else None
+
+    def _take_over(self, earlier: MCMC, position: PyTree, num_warmup: int, *, single: bool) -> bool:
+        """Take over what an earlier run has chosen; whether its chains fit this model."""
+        old, bound = earlier.sampler.bound, self.bound
+        state = _by_chain(earlier.last_state)
+        shapes = [
+            [(n, np.shape(x)[k:]) for n, x in sorted(z.items())]
+            for z, k in ((state.z, 1), (position, 0 if single else 1))
+        ]
+        if shapes[0] != shapes[1] or (old.choice is None) != (not bound.undecided):
+            return False
+        if bound.settings.layout != old.settings.layout or bound.point is not None:
+            return False
+        bound = bound if old.choice is None else bound.decided(old.choice)
+        bound = bound.with_shares(old.shares)
+        settled = num_warmup == 0 and bound.settings.schedule is None
+        settings = bound.settings.with_values(settled=settled)
+        self._bound = dataclasses.replace(bound, settings=settings)
+        return True
 
     def _check_names(self, args: tuple, kwargs: dict) -> None:
         """Raise for an argument of the model that is a setting of the kernel."""
@@ -385,6 +438,19 @@ class SGKernel(MCMCKernel):
         return jax.vmap(self._sample_one, in_axes=(0, None, None))(state, args, kwargs)
 
 
+def _by_chain(state: SGState) -> SGState:
+    """A state whose arrays have a leading axis of chains, also if there is one chain."""
+    return jax.tree.map(lambda x: x[None], state) if np.ndim(state.i) == 0 else state
+
+
+def _moved(bound: Bound, position: PyTree, *, single: bool) -> PyTree:
+    """Positions in the coordinates of the bound model, from those in which it is written."""
+    if not bound.shares:
+        return position
+    move = partial(in_shares, bound.model)
+    return compiled(move if single else jax.vmap(move), position)
+
+
 def _two_keys(rng_key: jax.Array) -> tuple[jax.Array, jax.Array]:
     first, second = random.split(rng_key)
     return first, second
@@ -406,7 +472,7 @@ def _watch_runs() -> None:
     if hasattr(run, "watches"):
         return
 
-    @functools.wraps(run)
+    @wraps(run)
     def watched(self: MCMC, *args: Any, **kwargs: Any) -> None:
         if not isinstance(self.sampler, SGKernel):
             run(self, *args, **kwargs)

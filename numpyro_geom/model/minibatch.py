@@ -180,7 +180,8 @@ class SubsamplePlates(Messenger):
             if expected != size:
                 raise ValueError(
                     f"plate {msg['name']!r} has {size} rows now, and the chain was started with "
-                    f"{expected}: start a new run for other data"
+                    f"{expected}: start a new run for other data, with init_strategy="
+                    "init_to_draws(mcmc) at the draws of this one"
                 )
             rows = self.indices.get(msg["name"])
             rows = jnp.arange(size) if rows is None else rows

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, cached_property, partial
 from typing import Any
 
 import jax
@@ -13,12 +13,13 @@ import numpy as np
 import numpyro
 from jax import random
 from numpyro import handlers
+from numpyro.infer import MCMC
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG
-from numpyro.infer.initialization import init_to_value
+from numpyro.infer.initialization import init_to_sample, init_to_value
 from numpyro.infer.util import constrain_fn, initialize_model, transform_fn, unconstrain_fn
 
 from .._checks import check_wide_enough, warn_outside
-from .._numpyro import validates
+from .._numpyro import states_of, validates
 from .._util import PyTree, all_finite, at_once, evenly, in_trace, is_traced
 from . import minibatch
 from .abstract import with_start
@@ -27,6 +28,100 @@ from .jaxprs import compiled
 from .minibatch import RNG_KEY, SubsamplePlates
 from .model import Model
 from .plates import warn_of_deterministic
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class init_to_draws:  # noqa: N801, as NumPyro's strategies are called
+    """A strategy for ``init_strategy``: chains start at draws that exist already.
+
+    This is how a run starts where an earlier one has ended, with new rows or other arguments::
+
+        kernel = SGHMC(model, init_strategy=init_to_draws(mcmc))
+        MCMC(kernel, num_warmup=0, num_samples=1000).run(rng_key, X_new, y_new)
+
+    Each chain starts at one draw, chosen at random. The draws may be a run with the same kernel and
+    settings. Then the chains take over what it has learned: the scale, the step size, the number of
+    steps, rows per step and the control variate. No search is needed. With ``num_warmup=0`` nothing
+    is learned anew, and the program compiles faster. Pass some tens of draws if new data move the
+    posterior by a standard deviation or more, because the step size may then be too large.
+
+    With another kernel, and with the draws of a guide or of SVI, the chains only start at the
+    draws, and warm-up does the rest. So it does if sites have grown, for instance by new groups.
+    The new values are drawn from the site's distribution, given the draws of the sites before it.
+
+    Args:
+        draws: a `numpyro.infer.MCMC` that has run; the result of `RiemannianLaplace.draw`; or a
+            dict from latent sites to draws in their supports, shape (draws, ...), as from
+            ``guide.sample_posterior`` of SVI.
+
+    Raises:
+        TypeError: for other arguments.
+        ValueError: in ``mcmc.run``, if a latent site of the model has no draws, has fewer entries
+            than its draws, or if the earlier run had sites that the model does not have.
+    """
+
+    draws: Any
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise TypeError(
+                "init_to_draws needs a finished numpyro.infer.MCMC, the result of guide.draw, or a "
+                f"dict of draws by site, got {type(self.draws).__name__}"
+            )
+
+    @property
+    def run(self) -> MCMC | None:
+        """The earlier run, if that is where the draws are from."""
+        return self.draws if isinstance(self.draws, MCMC) else None
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """Draws by site, chains concatenated."""
+        given = self.draws
+        if isinstance(given, MCMC):
+            return {} if states_of(given) is None else given.get_samples()
+        if isinstance(given, Mapping):
+            return dict(given)
+        several = np.ndim(getattr(given, "success", 0))
+        return {
+            name: jnp.reshape(x, (-1, *jnp.shape(x)[several:]))
+            for name, x in getattr(given, "samples", {}).items()
+        }
+
+    def __call__(self, site: Any = None) -> Any:
+        """The value of a site in the first draw."""
+        return partial(self.value, 0) if site is None else self.value(0, site)
+
+    def row(self, rng_key: jax.Array) -> jax.Array:
+        """The number of the draw at which a chain with this key starts."""
+        return random.randint(rng_key, (), 0, len(next(iter(self.values.values()))))
+
+    def value(self, row: Any, site: Any) -> Any:
+        """The value of a site in a draw, as NumPyro's strategies give it."""
+        if site["type"] != "sample" or site["is_observed"] or site["fn"].support.is_discrete:
+            return None
+        value, shape = jnp.asarray(self.values[site["name"]])[row], site["fn"].shape()
+        if value.shape == shape:
+            return value
+        if value.ndim != len(shape) or any(k > n for k, n in zip(value.shape, shape, strict=True)):
+            raise ValueError(
+                f"init_to_draws has draws of site {site['name']!r} with shape {value.shape}, and "
+                f"the site has shape {shape}: expected as many entries as before, or more along "
+                "the same axes"
+            )
+        grown = init_to_sample(site)
+        return grown.at[tuple(slice(k) for k in value.shape)].set(value)
+
+    def check(self, names: Sequence[str]) -> None:
+        """Raise a ValueError unless there are draws of these latent sites."""
+        before = getattr(getattr(self.run, "last_state", None), "z", self.values)
+        missing, gone = sorted(set(names) - set(self.values)), sorted(set(before) - set(names))
+        if missing or (gone and before is not self.values):
+            raise ValueError(
+                f"init_to_draws has no draws of the latent sites {missing}, and draws of {gone}, "
+                f"which the model does not have: expected draws of {sorted(names)}. A model with "
+                "other sites needs a new run, without init_strategy"
+            )
 
 
 def with_params(model: Model, rows: Mapping[str, jax.Array]) -> Model:
@@ -80,10 +175,13 @@ def find_start(
     def start(rng_key: jax.Array) -> tuple[PyTree, jax.Array, dict]:
         """A position, whether energy and gradient are finite there, and the sites' transforms."""
         nonlocal replays
+        strategy = init_strategy
+        if isinstance(strategy, init_to_draws):
+            strategy = partial(strategy.value, strategy.row(rng_key))
         info = initialize_model(
             rng_key,
             runnable,
-            init_strategy=init_strategy,
+            init_strategy=strategy,
             model_args=args,
             model_kwargs=kwargs,
         )
@@ -95,6 +193,10 @@ def find_start(
         position = {n: x.astype(jnp.promote_types(x.dtype, wide)) for n, x in found.z.items()}
         return position, valid, {} if replays else info.postprocess_fn.args[0]
 
+    if init_params is None and isinstance(init_strategy, init_to_draws):
+        init_strategy.check([x.name for x in plan.sites if x.kind == "latent" and not x.discrete])
+        if batched:  # NumPyro does not tell a strategy which chain it is for
+            start = jax.vmap(start, out_axes=(0, 0, None))
     if init_params is None:
         position, valid, transforms = compiled(start, rng_key)
         if not is_traced(valid):

@@ -94,7 +94,7 @@ class Settings:
         if values.get("divergence", "") is None:
             values["divergence"] = values["metric"].default_divergence
         _check_target(values)
-        self.__dict__.update(values, _names=tuple(arguments), deep=False)
+        self.__dict__.update(values, _names=tuple(arguments), deep=False, settled=False)
 
     @property
     def schedule(self) -> Callable[[Any], jax.Array] | None:
@@ -400,7 +400,9 @@ SHARED: dict[str, Setting] = {
         Warm-up renews it from its draws.""",
     ),
     "init_strategy": Setting(
-        check_strategy, "NumPyro's strategy for where the chains start.", without=init_to_uniform
+        check_strategy,
+        "where the chains start: NumPyro's strategy, or `init_to_draws`.",
+        without=init_to_uniform,
     ),
 }
 """Arguments that several kernels have, with the same meaning in each."""
