@@ -228,12 +228,12 @@ def init_chain(
     stream = potential.init_stream(key_stream)
     batch, _ = potential.draw(key_batch, stream)
 
-    def first_energy() -> jax.Array:
+    def energy_at(position: PyTree) -> jax.Array:
         energy = potential.energy(position, batch)
         check_energy("the potential", energy)
         return energy
 
-    jax.eval_shape(first_energy)
+    jax.eval_shape(energy_at, position)
     energy: Any = 0.0
     if potential.full_energy is not None:
         energy = potential.full_energy(position)
@@ -282,7 +282,9 @@ def init_chain(
         target, settings, position, state.control, key_search, searching, often
     )
     if potential.full_energy is None:
-        energy = jnp.asarray(first_energy() if energy is None else energy, dtype)
+        if energy is None or not moving:
+            energy = energy_at(z if moving else position)
+        energy = jnp.asarray(energy, dtype)
         state = state._replace(potential_energy=energy)
     state = state._replace(control=control)
     state = moved_to(state, z) if moving else state

@@ -44,7 +44,6 @@ SHAPES: list[tuple[str, dict]] = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shapes"),
     short(SHAPES, kept=SHAPES[:1]),

@@ -1,11 +1,11 @@
-"""Directional derivatives, for functions with reverse-mode derivatives only too.
+"""Directional derivatives, for functions without some of JAX's derivatives too.
 
 `jvp` and `linearize` are JAX's where forward mode exists. A solver of differential equations
 (``jax.experimental.ode.odeint``, diffrax with its default adjoint) or a ``jax.custom_vjp`` has no
 forward mode. There the product J t is taken in reverse mode twice: J't is linear in t, and J is the
-transpose of that map. Where reverse mode cannot be nested, central differences are used. Their
-relative error is about eps^(2/3), which is 2e-5 in float32, where the function has no other
-rounding error.
+transpose of that map. Where neither exists, as for the gradient of an incomplete gamma function in
+its parameter or of a callback, central differences are used. Their relative error is about
+eps^(2/3), which is 2e-5 in float32, where the function has no other rounding error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from .jaxprs import inner
 
 def linearize(fn: Callable[[PyTree], PyTree], position: PyTree) -> tuple[PyTree, Callable]:
     """``fn(position)``, and the map from a direction t to J t, as `jax.linearize`."""
-    value, push = jax.linearize(fn, position)
+    try:
+        value, push = jax.linearize(fn, position)
+    except Exception:  # a rule that is missing can raise anything
+        return _by_differences(fn, position)
     jaxpr = jax.make_jaxpr(push)(position).jaxpr
     if _has_placeholder(jaxpr):
         return _by_reverse_mode(fn, position)
@@ -39,7 +42,11 @@ def jvp(fn: Callable[[PyTree], PyTree], position: PyTree, direction: PyTree) -> 
     def both(x: PyTree, t: PyTree) -> tuple:
         return jax.jvp(fn, (x,), (t,))
 
-    traced, shape = jax.make_jaxpr(both, return_shape=True)(position, direction)
+    try:
+        traced, shape = jax.make_jaxpr(both, return_shape=True)(position, direction)
+    except Exception:  # a rule that is missing can raise anything
+        value, push = _by_differences(fn, position)
+        return value, push(direction)
     if _has_placeholder(traced.jaxpr):
         value, push = _by_reverse_mode(fn, position)
         return value, push(direction)
@@ -114,6 +121,11 @@ def _by_reverse_mode(fn: Callable, position: PyTree) -> tuple[PyTree, Callable]:
 
     push.defvjp(lambda t: (product(t), None), lambda _, u: pull(u))
     return value, push
+
+
+def _by_differences(fn: Callable, position: PyTree) -> tuple[PyTree, Callable]:
+    """If ``fn`` itself is wrong, this raises its own error."""
+    return fn(position), lambda t: _central_difference(fn, position, t)
 
 
 def _central_difference(fn: Callable, position: PyTree, t: PyTree) -> PyTree:

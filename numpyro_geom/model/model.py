@@ -215,7 +215,8 @@ class Model:
         """U of these rows in nats, scaled to all rows: an unbiased estimate if rows are drawn.
 
         U is minus the log joint density in unconstrained coordinates, with the log-Jacobians of the
-        transforms. Discrete latent sites are summed out.
+        transforms. Discrete latent sites are summed out. Where the density is infinite, as where a
+        normaliser underflows, U is inf: no search and no step may end there.
         """
         rows = {} if rows is None else rows
         sums = any(s.discrete for s in self.plan.sites)
@@ -230,7 +231,8 @@ class Model:
                 minibatch.gather_local(self.plan, position, rows),
                 enum=sums,
             )
-        return energy - change
+        energy = energy - change
+        return jnp.where(energy == -jnp.inf, jnp.inf, energy)
 
     def log_prob(
         self, values: Mapping[str, Any], rows: Batch, names: Sequence[str]

@@ -118,7 +118,7 @@ class SGState(NamedTuple):
         i: draws so far, warm-up included.
         z: the unconstrained position, a dict site -> array (any pytree with ``potential_fn``).
         potential_energy: minibatch estimate of U at the start of the last step, in nats. Before
-            any step, U where the search for a mode began.
+            any step, U where the chain or its search for a mode has started.
         grad_norm: Euclidean norm of the gradient estimate at the same position.
         configurational_temperature: mean of (z - c) . grad U / D over the draw's steps, with c the
             ``centre``. Its expectation is the temperature.

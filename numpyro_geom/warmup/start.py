@@ -168,7 +168,8 @@ def find_typical_set(
     positions, if that is cheap.
 
     Returns:
-        A position, U at the given one if it was needed, the control variate's state, and the scale.
+        A position, U where a search began if it was needed, the control variate's state, and the
+        scale.
     """
     sites = position
     position, to_sites = ravel(sites)  # a vector compiles faster than many leaves
@@ -275,8 +276,8 @@ def search(
     The unit of its fall is ``temperature * D``, the spread of U in the target. A round with a fall
     below a share of this unit reduces the learning rate. A round that raises the energy is also
     undone. Five reductions end the search. So it stops near the typical set. This need not be near
-    the mode. If the energy was never finite, or the search is ``near`` already, the result is
-    ``position`` itself.
+    the mode. Where the energy is not finite, it starts again elsewhere. If the search is ``near``
+    already, the result is ``position`` itself.
     """
     size, num_data = ravel(position)[0].size, potential.num_data
     if num_data > 1:  # otherwise N is not known
@@ -290,10 +291,18 @@ def search(
         two = jax.tree.map(lambda *x: jnp.stack(x), position, new)
         before, after = lax.map(lambda x: potential.energy(x, rows), two)
         fall = before - after
-        return tree_where(fall > 0, new, position), _judged(now, position, fall, fall > enough)
+        position = jnp.where(fall > 0, new, position)
+        position = _or_elsewhere(position, jnp.where(fall > 0, after, before), key_rows)
+        return position, _judged(now, position, fall, fall > enough)
 
     start = position, _first(potential, position, rng_key, near)
     return lax.while_loop(lambda carry: carry[1].unfinished, one_round, start)[0]
+
+
+def _or_elsewhere(position: jax.Array, energy: jax.Array, rng_key: jax.Array) -> jax.Array:
+    """``position``, or another start as NumPyro's if the energy there is not finite."""
+    other = random.uniform(random.fold_in(rng_key, 1), position.shape, position.dtype)
+    return jnp.where(jnp.isfinite(energy), position, WIDTH * (2 * other - 1))
 
 
 def _first(
@@ -368,9 +377,10 @@ def law_with_most_mass(
     `look_around`, and in the gradient on all rows.
 
     Returns:
-        The last iterate, with `LawFacts`; the start and I if nothing is finite. U at the start. And
-        where a chain starts: at a draw of the law, in its trust region, since the middle of D
-        dimensions is not typical (U is tau D / 2 below its mean there).
+        The last iterate, with `LawFacts`; with I if nothing is finite. U at the first position of
+        the search where it is finite. And where a chain starts: at a draw of the law, in its trust
+        region, since the middle of D dimensions is not typical (U is tau D / 2 below its mean
+        there).
     """
     potential, tau = target.potential, rule_temperature(target.temperature)
     exact = potential.on_all_rows is not None
@@ -414,10 +424,13 @@ def law_with_most_mass(
         fresh = found._replace(gradient=jnp.zeros_like(new), loss=place.loss)
         found = tree_where(closing, found, fresh)
         judged = _judged(now, place.position, fall, fall > LEAST_FALL * tau * new.size)
+        there = jnp.where(taken, view.energy, view.before)
+        place = tree_where(taken, found, place)
+        place = place._replace(position=_or_elsewhere(place.position, there, key_round))
         return (
-            tree_where(taken, found, place),
+            place,
             tree_where(closing, now, judged),
-            jnp.where(now.num_rounds + steps == 0, view.before, first),
+            jnp.where(jnp.isfinite(first), first, view.before),
             jnp.where(closing & ~taken, SHRINKAGE * length, 1),
             steps + closing,
         )
