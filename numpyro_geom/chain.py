@@ -317,8 +317,6 @@ def handed_on(
         state = state._replace(
             i=count,
             z=position,
-            num_diverging=count,
-            diverging=jnp.zeros((), bool),
             retry_factor=jnp.ones_like(state.retry_factor),
             stream=potential.init_stream(key_stream),
             steps_taken=count,

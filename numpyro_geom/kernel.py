@@ -252,8 +252,7 @@ class SGKernel(MCMCKernel):
             opening = first_shares(bound, position, batched=not single)
         if init_params is None and isinstance(self.settings.init_strategy, init_to_draws):
             unknown = unknown and bool(opening)
-            start_in = bound.with_shares(opening) if opening else bound
-            position = _moved(start_in, position, single=single)
+            position = _moved(bound.with_shares(opening or bound.shares), position, single=single)
         state = start(position, opening)
         if opening:
             for k in range(3):
@@ -278,9 +277,9 @@ class SGKernel(MCMCKernel):
     def _earlier(self) -> MCMC | None:
         """The run with this kernel where chains start, if there is one."""
         given = self._settings.init_strategy
-        run = given.run if isinstance(given, init_to_draws) else None
-        old = None if run is None else run.sampler
-        if type(old) is not type(self) or run.last_state is None:  # type: ignore[union-attr]
+        run: Any = given.draws if isinstance(given, init_to_draws) else None
+        old = getattr(run, "sampler", None)
+        if type(old) is not type(self) or run.last_state is None:
             return None
         same = old.replace(model=self._settings.model, init_strategy=given).settings
         return run if same == self._settings else None
@@ -288,20 +287,18 @@ class SGKernel(MCMCKernel):
     def _take_over(self, earlier: MCMC, position: PyTree, num_warmup: int, *, single: bool) -> bool:
         """Take over what an earlier run has chosen; whether its chains fit this model."""
         old, bound = earlier.sampler.bound, self.bound
-        state = _by_chain(earlier.last_state)
         shapes = [
-            [(n, np.shape(x)[k:]) for n, x in sorted(z.items())]
-            for z, k in ((state.z, 1), (position, 0 if single else 1))
+            jax.tree.map(lambda x, k=k: np.shape(x)[k:], z)
+            for z, k in ((_by_chain(earlier.last_state).z, 1), (position, 0 if single else 1))
         ]
-        if shapes[0] != shapes[1] or (old.choice is None) != (not bound.undecided):
-            return False
-        if bound.settings.layout != old.settings.layout or bound.point is not None:
+        alike = shapes[0] == shapes[1] and bound.settings.layout == old.settings.layout
+        if not alike or (old.choice is None) != (not bound.undecided) or bound.point is not None:
             return False
         bound = bound if old.choice is None else bound.decided(old.choice)
         bound = bound.with_shares(old.shares)
-        settled = num_warmup == 0 and bound.settings.schedule is None
-        settings = bound.settings.with_values(settled=settled)
-        self._bound = dataclasses.replace(bound, settings=settings)
+        given = bound.settings
+        settled = num_warmup == 0 and given.schedule is None
+        self._bound = dataclasses.replace(bound, settings=given.with_values(settled=settled))
         return True
 
     def _check_names(self, args: tuple, kwargs: dict) -> None:

@@ -69,11 +69,6 @@ class init_to_draws:  # noqa: N801, as NumPyro's strategies are called
                 f"dict of draws by site, got {type(self.draws).__name__}"
             )
 
-    @property
-    def run(self) -> MCMC | None:
-        """The earlier run, if that is where the draws are from."""
-        return self.draws if isinstance(self.draws, MCMC) else None
-
     @cached_property
     def values(self) -> dict[str, Any]:
         """Draws by site, chains concatenated."""
@@ -114,7 +109,7 @@ class init_to_draws:  # noqa: N801, as NumPyro's strategies are called
 
     def check(self, names: Sequence[str]) -> None:
         """Raise a ValueError unless there are draws of these latent sites."""
-        before = getattr(getattr(self.run, "last_state", None), "z", self.values)
+        before = getattr(getattr(self.draws, "last_state", None), "z", self.values)
         missing, gone = sorted(set(names) - set(self.values)), sorted(set(before) - set(names))
         if missing or (gone and before is not self.values):
             raise ValueError(
