@@ -51,6 +51,19 @@ MOST_MAPPINGS = 20_000
 """Linux allows a process 65,530 mappings, and each compiled program uses some."""
 
 
+SLOW_EXAMPLES = {"GGMC", "ISGD", "Microcanonical", "SGHMC", "SGNHT", "SWAG", "AdamSGLD"}
+"""Samplers whose docstrings' examples are slow. That of `SGRLD` is in the default run; all samplers
+run in `test_conformance` or in tests of their own."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the examples of `SLOW_EXAMPLES`, which have no place for a mark of their own."""
+    for item in items:
+        if item.nodeid.startswith("numpyro_geom/") and item.name.split(".")[-1] in SLOW_EXAMPLES:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def few_programs() -> Iterator[None]:
     """Drop compiled programs after a file if there are many; otherwise LLVM ends the process."""

@@ -394,7 +394,7 @@ def test_the_guide_draws_from_the_nearest_normal_law() -> None:
     ("kind", "batch_size", "tau"),
     [
         (SGHMC, None, 1.0),
-        (SGHMC, 256, 0.3),
+        pytest.param(SGHMC, 256, 0.3, marks=pytest.mark.slow),
         pytest.param(GGMC, None, 0.3, marks=pytest.mark.slow),
         pytest.param(GGMC, 256, 1.0, marks=pytest.mark.slow),
         pytest.param(SGNHT, 256, 1.0, marks=pytest.mark.slow),

@@ -243,7 +243,7 @@ def test_what_the_model_subsamples_is_kept() -> None:
             *itertools.product([SGHMC], ["replacement", "epoch"], ["sequential", "vectorized"]),
             (GGMC, "replacement", "vectorized"),
         ],
-        kept=[(SGHMC, "epoch", "vectorized"), (GGMC, "replacement", "vectorized")],
+        kept=[(SGHMC, "epoch", "vectorized")],
     ),
 )
 def test_law_under_the_choice_and_chains_that_agree_on_it(
@@ -283,6 +283,7 @@ def test_the_first_chain_decides_for_the_same_data() -> None:
     assert kernel.settings.control_variate == found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", short(["sequential", "vectorized"], kept=["sequential"]))
 def test_a_run_on_disk_goes_on_with_its_choice_and_scale(tmp_path: Any, method: str) -> None:
     def of_length(num_samples: int) -> MCMC:

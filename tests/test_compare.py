@@ -11,6 +11,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro.infer import MCMC, NUTS
 from targets import as_if_run
+from tiers import short
 
 from numpyro_geom import to_inference_data
 from numpyro_geom.diagnostics import compare_draws, comparison
@@ -67,7 +68,7 @@ def test_squares_that_never_change_have_the_size_of_the_draws() -> None:
     assert found.sd_size == found.mean_size > 400
 
 
-@pytest.mark.parametrize("correlation", [0.0, 0.8])
+@pytest.mark.parametrize("correlation", short([0.0, 0.8], kept=[0.8]))
 def test_false_alarms_of_directions(correlation: float) -> None:
     rng = np.random.default_rng(1)
     level, count = comparison.FALSE_ALARM / 2, 0

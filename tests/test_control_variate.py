@@ -64,6 +64,15 @@ MODELS = [
 ]
 
 
+def few(cases: list[tuple]) -> list[Any]:
+    """The cases, of which one without and one with crossed plates are in the default run."""
+    kept = (MODELS[0], MODELS[2])
+    return [
+        pytest.param(*case, marks=() if any(case is k for k in kept) else pytest.mark.slow)
+        for case in cases
+    ]
+
+
 def names(value: Any) -> str:
     return getattr(value, "__name__", None) or str(value)[:20]
 
@@ -115,7 +124,7 @@ def layout_of(order: int, position: Any) -> Layout | None:
 
 
 @pytest.mark.parametrize("order", [1, 2])
-@pytest.mark.parametrize(("model", "args", "batch_size"), MODELS, ids=names)
+@pytest.mark.parametrize(("model", "args", "batch_size"), few(MODELS), ids=names)
 def test_unbiased_and_exact_at_the_anchor(
     x64: None, model: Any, args: tuple, batch_size: Any, order: int
 ) -> None:
@@ -142,7 +151,7 @@ def test_unbiased_and_exact_at_the_anchor(
 
 
 @pytest.mark.parametrize("order", [1, 2])
-@pytest.mark.parametrize(("model", "args", "batch_size"), MODELS[:-1], ids=names)
+@pytest.mark.parametrize(("model", "args", "batch_size"), few(MODELS[:-1]), ids=names)
 def test_score_noise_is_that_of_the_corrected_gradient(
     x64: None, model: Any, args: tuple, batch_size: Any, order: int
 ) -> None:
@@ -253,6 +262,7 @@ def test_anchor_stands_still_after_warmup(corrected: MCMC) -> None:
     assert jax.tree.all(jax.tree.map(jnp.array_equal, before, corrected.last_state.control))
 
 
+@pytest.mark.slow
 def test_resumes_bit_for_bit_and_pickles(corrected: MCMC) -> None:
     kernel = SGRLD(linear, batch_size=100, control_variate=True)
     state = kernel.init(random.key(0), 10, None, ROWS, {})
@@ -281,6 +291,7 @@ def test_changed_data_move_what_is_known_at_the_anchor() -> None:
     np.testing.assert_allclose(state.control.anchor.grad, exact.grad, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("metric", "divergence"),
     short(
@@ -334,6 +345,7 @@ def test_bad_input(make: Any, kind: type, match: str) -> None:
         make()
 
 
+@pytest.mark.slow
 def test_a_schedule_of_ones_own_still_finds_an_anchor() -> None:
     kernel = SGRLD(
         linear,

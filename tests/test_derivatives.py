@@ -163,10 +163,14 @@ def counts(link: Callable) -> tuple[Callable, jax.Array, jax.Array]:
     return model, jnp.asarray(x), jnp.asarray(y)
 
 
+MINIBATCHES: dict[str, Any] = {"batch_size": 30, "control_variate": True}
+
+
 @pytest.mark.parametrize(
     "make",
     [
-        partial(SGHMC, batch_size=30, control_variate=True),
+        partial(SGHMC, **MINIBATCHES, step_size=1e-3, num_steps=3, friction=1.0, dense_mass=None),
+        pytest.param(partial(SGHMC, **MINIBATCHES), marks=pytest.mark.slow),
         pytest.param(
             partial(SGRLD, metric="monge", divergence="corrected"), marks=pytest.mark.slow
         ),
@@ -191,7 +195,7 @@ def test_chains_are_those_of_the_same_density_with_forward_mode(x64: None, make:
 def test_a_guide_in_the_fisher_metric_says_what_to_do() -> None:
     model, *data = counts(softplus)
     with pytest.raises(ValueError, match="expected a model with forward-mode derivatives"):
-        RiemannianLaplace(model).fit(jax.random.key(0), *data)
+        RiemannianLaplace(model).fit(jax.random.key(0), *data, num_starts=1, max_steps=0)
 
 
 @jax.custom_jvp

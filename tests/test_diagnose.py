@@ -751,6 +751,7 @@ def change_point() -> None:
         numpyro.sample("counts", dist.Poisson(jnp.where(day < tau, *rates)), obs=counts)
 
 
+@pytest.mark.slow
 def test_a_density_that_jumps_is_flagged() -> None:
     mcmc = MCMC(NUTS(change_point), num_warmup=100, num_samples=300, progress_bar=False)
     mcmc.run(random.key(0))

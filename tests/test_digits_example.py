@@ -44,6 +44,7 @@ SHAPES: list[tuple[str, dict]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shapes"),
     short(SHAPES, kept=SHAPES[:1]),

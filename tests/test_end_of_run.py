@@ -14,6 +14,7 @@ from jax import random
 from numpyro.distributions import constraints
 from numpyro.infer import MCMC
 from targets import normal_mean
+from tiers import short
 
 from numpyro_geom import GGMC, SGHMC, SGRLD, RMSprop, run_in_segments
 from numpyro_geom._numpyro import holding
@@ -86,7 +87,7 @@ def run(kernel: Any, starts: Any = None, *, args: tuple = (), **settings: Any) -
     return mcmc
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", short(METHODS, kept=["vectorized"]))
 @pytest.mark.parametrize(("kernel", "starts", "match"), OFF.values(), ids=OFF.keys())
 def test_a_chain_that_is_off_is_told_once(
     kernel: Any, starts: list, match: str, method: str
@@ -110,12 +111,13 @@ def test_after_warmup_and_with_a_progress_bar(bar: bool) -> None:
         mcmc.post_warmup_state = mcmc.last_state
 
 
-def test_few_draws_are_no_evidence() -> None:
+@pytest.mark.parametrize("name", short(["undone", "lags"], kept=["undone"]))
+def test_few_draws_are_no_evidence(name: str) -> None:
     lags = SGHMC(narrow, step_size=1e-7, num_steps=2, metric=RMSprop(), divergence="corrected")
-    for kernel in (OFF["undone"][0], lags):
-        run(kernel, [1.0, 1.5], num_samples=LEAST_DRAWS - 1, chain_method="vectorized")
-        with pytest.warns(SamplingWarning):
-            run(kernel, [1.0, 1.5], num_samples=LEAST_DRAWS, chain_method="vectorized")
+    kernel = {"undone": OFF["undone"][0], "lags": lags}[name]
+    run(kernel, [1.0, 1.5], num_samples=LEAST_DRAWS - 1, chain_method="vectorized")
+    with pytest.warns(SamplingWarning):
+        run(kernel, [1.0, 1.5], num_samples=LEAST_DRAWS, chain_method="vectorized")
 
 
 def test_a_long_run_tells_once_when_its_draws_are_read() -> None:
@@ -304,7 +306,9 @@ def test_a_start_without_energy_names_its_site(
         kernel.init(rng_key, 5, params, (jnp.ones(6),), {})
 
 
-@pytest.mark.parametrize("support", [constraints.positive, constraints.real])
+@pytest.mark.parametrize(
+    "support", short([constraints.positive, constraints.real], kept=[constraints.positive])
+)
 def test_a_search_that_runs_away_names_its_site(support: Any) -> None:
     def falling() -> None:
         x = numpyro.sample("x", dist.ImproperUniform(support, (), ()))

@@ -166,6 +166,7 @@ def test_draws_have_the_law_of_the_model_without_discrete_sites(run: MCMC) -> No
         assert abs(values.mean() - exact) < SIGMAS * sd / np.sqrt(size) + 0.1 * sd
 
 
+@pytest.mark.slow
 def test_what_is_read_off_a_run(run: MCMC) -> None:
     assert set(run.get_samples()) == {"mu", "double"}
     assert "error of the means, in sd" in {check.name for check in diagnose(run).checks}

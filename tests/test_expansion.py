@@ -24,6 +24,7 @@ from numpyro.infer import MCMC, NUTS
 from numpyro.infer.initialization import init_to_value
 from numpyro.infer.util import log_density
 from targets import SIGMAS, linear_moments, regression_data
+from tiers import short
 
 from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Expanded, RiemannianLaplace, to_inference_data
 from numpyro_geom.model.expansion import Product
@@ -54,7 +55,13 @@ FORMS: dict[str, tuple[str, Expanded]] = {
     "plate, low rank": ("stack", Expanded(rank=2)),
     "plate of vectors": ("vectors", Expanded(left=0)),
 }
-forms = pytest.mark.parametrize(("site", "expanded"), FORMS.values(), ids=FORMS.keys())
+ONE_AXIS_EACH = ("left", "fraction", "vector", "kernel, low rank", "plate, low rank")
+"""Forms in the default run: each kind of site, and each way to give sides and ranks, once."""
+forms = pytest.mark.parametrize(
+    ("site", "expanded"),
+    short(FORMS.values(), kept=[FORMS[name] for name in ONE_AXIS_EACH]),
+    ids=FORMS.keys(),
+)
 
 
 def drawn(model: Callable, seed: int = 0) -> dict[str, jax.Array]:
@@ -158,6 +165,7 @@ def test_a_function_of_names_leaves_the_new_sites_alone() -> None:
     )
 
 
+@pytest.mark.slow
 def test_law_at_a_temperature_by_quadrature(x64: None) -> None:
     """W = p v q with an energy that is not quadratic: exp(-E / tau) integrated over p and q."""
 
@@ -266,6 +274,7 @@ def test_kernels_draw_w_from_the_models_law(name: str) -> None:
         assert "w" in to_inference_data(mcmc)["posterior"]
 
 
+@pytest.mark.slow
 def test_minibatches_and_a_start_at_the_identity() -> None:
     values = {
         "w_expanded_V": np.ones((3, 1)),

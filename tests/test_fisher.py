@@ -193,6 +193,7 @@ def test_a_gaussian_network_has_jacobians_over_the_variance_and_two_per_row_for_
     np.testing.assert_allclose(metric_of(s).dense(s.theta), expected, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_a_softmax_network_has_the_covariance_of_its_classes_between_jacobians() -> None:
     X = inputs()
     s = known("softmax")
@@ -210,6 +211,7 @@ def test_a_softmax_network_has_the_covariance_of_its_classes_between_jacobians()
     np.testing.assert_allclose(metric_of(s).dense(s.theta), expected, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_expected_prior_of_a_hierarchy_couples_values_with_their_location_alone() -> None:
     s = known("hierarchy")
     names = list(s.posterior.unravel(s.theta))

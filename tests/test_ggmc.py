@@ -178,6 +178,7 @@ def test_the_gates_see_known_faults(target: Callable, step_size: float, fault: t
         assert_exact(means(kernel), target)
 
 
+@pytest.mark.slow
 def test_energies_of_many_rows_keep_their_last_digits() -> None:
     """In 32 bits. Without a level the energies' error of 0.1 nats would reject one draw in 20."""
     X, y = regression_data(1_000_000, 3)
@@ -190,7 +191,7 @@ def test_energies_of_many_rows_keep_their_last_digits() -> None:
     assert mcmc.get_extra_fields()["accept_prob"].mean() > 0.98
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.3])
+@pytest.mark.parametrize("temperature", short([1.0, 0.3], kept=[0.3]))
 def test_the_energy_follows_new_rows_and_the_anchor(temperature: float) -> None:
     settings = {"step_size": 1e-3, "num_steps": 3, "dense_mass": None, "batch_size": 50}
     kernel = GGMC(linear, temperature=temperature, control_variate=True, **settings)
@@ -258,6 +259,7 @@ def reference(request: pytest.FixtureRequest) -> tuple[Callable, float, PyTree]:
     return model, step_size, jax.vmap(partial(unconstrain_fn, model, rows(model), {}))(samples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("control_variate", short([False, True], kept=[False]))
 def test_posteriors_with_minibatches_of_a_tenth(
     reference: tuple[Callable, float, PyTree], control_variate: bool

@@ -384,7 +384,7 @@ UNADJUSTED = {
     # below .02 at .01, .07 at .04
     **{("logistic", m): (0.01, None, 0.02, 100) for m in ("rmsprop", "wenzel", "monge", "shampoo")},
 }
-UNADJUSTED_SHORT = [("logistic", "wenzel"), ("logistic", "monge")]
+UNADJUSTED_SHORT = [("logistic", "wenzel")]
 
 
 @pytest.mark.usefixtures("optimised")
@@ -503,7 +503,7 @@ def variance_score(x: np.ndarray, mean: float, variance: float) -> tuple[float, 
 @pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize(
     ("noise", "temperature"),
-    short(itertools.product([0.0, 0.6], [0.25, 1.0, 3.0]), kept=[(0.0, 0.25), (0.6, 3.0)]),
+    short(itertools.product([0.0, 0.6], [0.25, 1.0, 3.0]), kept=[(0.6, 3.0)]),
 )
 def test_auxiliary_on_a_gaussian_has_the_variance_of_its_recursion(
     temperature: float, noise: float
@@ -533,6 +533,7 @@ def test_auxiliary_on_a_gaussian_has_the_variance_of_its_recursion(
     assert small.variance() == pytest.approx(temperature, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", short([0.25, 3.0], kept=[3.0]))
 def test_frozen_at_a_temperature_has_its_variance(temperature: float) -> None:
     h = 0.2
@@ -761,6 +762,7 @@ def test_auxiliary_learns_scale_and_noise_in_warmup() -> None:
     assert abs(values.mean() - 1) < 0.04 + NUM_ERRORS * error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("metric", "adjusted"),
     short(itertools.product(["monge", "rmsprop"], [False, True]), kept=[("rmsprop", False)]),

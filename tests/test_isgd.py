@@ -277,6 +277,7 @@ def test_rates_forget_the_start_and_are_free_of_it() -> None:
     np.testing.assert_allclose(state.lam, [1 + 1e8 * np.exp(-20.05) / RATE_STEPS], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_warm_up_finds_the_rate_and_then_freezes_it() -> None:
     dim, k, c = 8, 1.0, 15.0
     kernel = ISGD(potential_fn=noisy_normal(k, c), num_steps=64)

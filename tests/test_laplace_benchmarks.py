@@ -66,6 +66,7 @@ def test_the_scale_benchmark_runs_small(
     assert [c.evaluations > 0 for c in cells] == [False, True]
 
 
+@pytest.mark.slow
 def test_the_law_of_groups_is_compared_with_exact_moments(
     scale: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

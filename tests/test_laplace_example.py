@@ -77,6 +77,7 @@ def test_the_funnel_is_a_gaussian_where_it_is_compared(example: ModuleType) -> N
     assert abs(straight.std() - 1) < 5 / 2000**0.5
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", short(["squiggle-narrow", "funnel"], kept=["funnel"]))
 def test_geodesics_end_where_the_exact_map_says(example: ModuleType, name: str) -> None:

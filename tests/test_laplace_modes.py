@@ -20,6 +20,7 @@ from numpyro_geom.laplace.fit import AtMode, Surroundings, check_definite, warn_
 KEY = random.key(0)
 
 
+@pytest.mark.slow
 def test_a_search_in_float32_ends_where_the_energy_is_flat_to_rounding() -> None:
     def counts() -> None:
         p = numpyro.sample("p", dist.Beta(1.0, 1.0))
@@ -100,6 +101,7 @@ def test_a_matrix_without_rank_to_rounding_is_not_called_indefinite(smallest: fl
         check_definite(settings, lower, jnp.zeros(2, jnp.float32))
 
 
+@pytest.mark.slow
 def test_a_model_with_a_fourier_transform_has_a_mode_and_draws() -> None:
     def walk(y: jax.Array) -> None:
         x = numpyro.sample("x", dist.Normal(0, 1).expand([4]).to_event(1))

@@ -414,6 +414,7 @@ def quadrature(log_density: np.ndarray, values: np.ndarray) -> tuple[float, floa
     return mean, (weights * (values - mean) ** 2).sum()
 
 
+@pytest.mark.slow
 def test_constrained_and_multi_event_sites_against_conjugate_posteriors() -> None:
     rng = np.random.default_rng(0)
     tosses, counts = rng.integers(2, size=8), rng.poisson(2.0, size=3)
@@ -655,7 +656,7 @@ def no_site(y: jax.Array) -> None:
     numpyro.deterministic("mean", y.mean()[None])
 
 
-@pytest.mark.parametrize("model", [one_point, no_site])
+@pytest.mark.parametrize("model", short([one_point, no_site], kept=[one_point]))
 @pytest.mark.parametrize("kernel", short([SGRLD, SGHMC, GGMC], kept=[SGHMC]))
 def test_a_model_without_free_parameters_has_draws_that_are_all_the_same(
     kernel: Any, model: Any

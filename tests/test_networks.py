@@ -221,6 +221,7 @@ def test_networks_are_judged_by_densities_of_rows(finished):
     assert "R-hat" not in [c.name for c in stored.checks]
 
 
+@pytest.mark.slow
 def test_a_single_chain_is_trained_as_well():
     model = partial(network, width=4)
     state = SGRLD(model).init(random.key(5), 10, None, (X, Y), {})

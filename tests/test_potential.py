@@ -297,12 +297,12 @@ def covariance_of_rows(potential: Potential, position: dict) -> np.ndarray:
     [
         (normal_mean, (Y,), 1),
         (local_latents, (Y,), 2),
-        (positive_latents, (Y,), 2),
+        pytest.param(positive_latents, (Y,), 2, marks=pytest.mark.slow),
         (masked, (Y,), 3),
         (two_tables, (Y, TABLE[0]), {"first": 2, "second": 1}),
-        (two_tables, (Y, TABLE[0]), {"second": 2}),
+        pytest.param(two_tables, (Y, TABLE[0]), {"second": 2}, marks=pytest.mark.slow),
         (nested, (TABLE,), {"row": 2}),
-        (nested, (TABLE,), {"group": 2}),
+        pytest.param(nested, (TABLE,), {"group": 2}, marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "__name__", None) or str(value)[:20],
 )
@@ -572,7 +572,7 @@ MEASURED: dict[str, dict] = {
     ("name", "batching"),
     short(
         itertools.product(MEASURED, ["replacement", "epoch"]),
-        kept=[("wenzel", "replacement"), ("wenzel", "epoch"), ("monge", "epoch")],
+        kept=[("wenzel", "replacement")],
     ),
 )
 def test_no_array_of_a_step_has_as_many_entries_as_there_are_rows(name: str, batching: str) -> None:
@@ -591,6 +591,7 @@ def test_no_array_of_a_step_has_as_many_entries_as_there_are_rows(name: str, bat
     assert largest_result(jax.make_jaxpr(full.sample)(state, (X, y), {}).jaxpr) >= num_rows
 
 
+@pytest.mark.slow
 def test_compiled_cost_grows_neither_with_rows_nor_with_steps() -> None:
     def costs(num_rows: int, num_steps: int) -> tuple[float, int]:
         X, y = regression_data(num_rows, 3)

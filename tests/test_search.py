@@ -191,6 +191,7 @@ def data():
     return jnp.asarray(X, jnp.float32), jnp.asarray(y, jnp.int32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", short(["identity", "rmsprop", Monge()], kept=["rmsprop"]))
 def test_rates_far_from_the_start_are_found_without_tuning(data, metric):
     """Where chains start, exp(b + x'w) makes gradients a thousand times those of the posterior."""
@@ -202,6 +203,7 @@ def test_rates_far_from_the_start_are_found_without_tuning(data, metric):
     assert np.abs(w - [0.5, -0.3, 0.2, 0.0, 0.4]).max() < 0.2
 
 
+@pytest.mark.slow
 def test_a_start_that_is_given_is_kept(data):
     far = {"b": jnp.full((1,), -3.0), "w": jnp.zeros((1, 5))}
     kernel = SGRLD(poisson, batch_size=100)
@@ -235,6 +237,7 @@ def three_normals(y):
         numpyro.sample("y", parts, obs=y[i])
 
 
+@pytest.mark.slow
 def test_several_searches_find_the_mode_with_the_mass():
     rng = np.random.default_rng(0)
     component = rng.choice(3, 200, p=[0.3, 0.4, 0.3])

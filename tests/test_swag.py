@@ -177,6 +177,7 @@ def test_sites_are_constrained_and_deterministic_sites_included() -> None:
     assert 0.4 < float(middle["s"]) < 0.6
 
 
+@pytest.mark.slow
 def test_draws_are_reproducible() -> None:
     guides = [SWAG(regression, **SHORT) for _ in range(2)]
     params = [g.fit(random.key(0), X, Y, init_params=WITH_SCALE) for g in guides]
@@ -198,6 +199,7 @@ def test_draws_are_reproducible() -> None:
     np.testing.assert_array_equal(same["w"], draws[0]["w"])
 
 
+@pytest.mark.slow
 def test_predictive_takes_the_draws() -> None:
     guide = SWAG(regression, **SHORT)
     params = guide.fit(random.key(0), X, Y, init_params=WITH_SCALE)
@@ -206,6 +208,7 @@ def test_predictive_takes_the_draws() -> None:
     assert new["y"].shape == (20, 7)
 
 
+@pytest.mark.slow
 def test_dtype_follows_the_position() -> None:
     with jax.enable_x64(True):
         x, y = (jnp.asarray(np.asarray(a), float) for a in (X, Y))

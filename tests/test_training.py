@@ -93,6 +93,7 @@ def test_it_ends_where_held_out_rows_are_most_probable() -> None:
     assert energies.mean() < found.validation[best - 1] < 2 * np.sort(energies)[-20:].mean()
 
 
+@pytest.mark.slow
 def test_chains_swag_and_guides_start_there() -> None:
     found = train(regression, random.key(0), X, Y, batch_size=20, num_starts=2, num_epochs=5)
     kernel = SGHMC(regression, step_size=1e-5, num_steps=1)
