@@ -1,6 +1,6 @@
 """Kernels take turns: a test runs with one of them, the next test with the next.
 
-With the other kernels it is slow. Tests of models run with the guide too.
+With the other kernels it is slow. In tests of models the guide takes a turn too.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from methods import KERNELS, LAPLACE, METHODS
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark a test slow with all kernels but one: the next of `KERNELS` from test to test."""
+    """Mark a test slow with all methods but one: the next of a fixture's from test to test."""
     turns: dict[Any, dict] = defaultdict(dict)  # of each file, so that it can run alone
     for item in items:
         given = getattr(item, "callspec", None) and item.callspec.params
-        column = given and (given.get("kernel") or given.get("method"))
-        if column in KERNELS:
+        fixture = "kernel" if given and "kernel" in given else "method"
+        columns = {"kernel": KERNELS, "method": METHODS}[fixture]
+        column = given and given.get(fixture)
+        if column in columns:
             shared = item.get_closest_marker("one_run") is not None
             turn = turns[item.module].setdefault(
                 "one run" if shared else item.function, len(turns[item.module])
             )
-            if column is not KERNELS[turn % len(KERNELS)]:
+            if column is not columns[turn % len(columns)]:
                 item.add_marker(pytest.mark.slow)
 
 
