@@ -19,7 +19,7 @@ from jax import random
 from numpyro.infer import MCMC
 
 import numpyro_geom
-from numpyro_geom import SGKernel
+from numpyro_geom import SGKernel, baselines
 from numpyro_geom._numpyro import fields_of, holding
 from numpyro_geom.kernel import SGState
 
@@ -280,7 +280,7 @@ _compilations = 0
 
 KERNELS = [
     kernel
-    for kernel in vars(numpyro_geom).values()
+    for kernel in (*vars(numpyro_geom).values(), *vars(baselines).values())
     if isinstance(kernel, type) and issubclass(kernel, SGKernel) and kernel is not SGKernel
 ]
 """Every public kernel."""
