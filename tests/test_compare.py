@@ -148,7 +148,7 @@ def model(y: Any) -> None:
 def test_runs_exports_and_dicts_give_the_same() -> None:
     y = 1 + jax.random.normal(jax.random.key(0), (20,))
     options = {"num_chains": 2, "chain_method": "vectorized", "progress_bar": False}
-    mcmc = MCMC(NUTS(model), num_warmup=200, num_samples=300, **options)
+    mcmc = MCMC(NUTS(model), num_warmup=500, num_samples=1000, **options)
     mcmc.run(jax.random.key(1), y)
     other = mcmc.get_samples(group_by_chain=True)
     mcmc.run(jax.random.key(2), y)
