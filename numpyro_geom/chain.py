@@ -18,7 +18,6 @@ from ._util import PyTree, all_finite, is_traced, tree_vdot, tree_where, words
 from .bound import Bound
 from .model.arrowhead import ArrowRoot, Layout
 from .model.centring import (
-    MUCH,
     Shares,
     coordinates,
     find_paths,
@@ -73,11 +72,10 @@ def start_chains(
     return compiled(lanes, rng_key, position, np.asarray(near))
 
 
-def shares_at(bound: Bound, state: SGState, first: bool) -> Shares:
+def shares_at(bound: Bound, state: SGState) -> Shares:
     """The sites that should not be centred, by the scale of the first chain at its start.
 
-    Shares that differ little from those in use stay as they are. ``first`` tells whether the shares
-    in use are those of `first_shares`.
+    Shares that differ little from those in use stay as they are.
     """
     if is_traced(state):
         return {}
@@ -90,7 +88,7 @@ def shares_at(bound: Bound, state: SGState, first: bool) -> Shares:
     unravel = ravel(z)[1]
     position, plain = unravel(centre), bound.with_shares({})
     if (names := _series(bound)) is not None:
-        if not first:
+        if used:
             return used
         return find_paths(plain.model, names, position, unravel(compiled(_of_series, root)))
     variance = None
@@ -100,9 +98,6 @@ def shares_at(bound: Bound, state: SGState, first: bool) -> Shares:
         variance = unravel(compiled(root.variances) if scale.has_both else root**2)
     position = _as_written(bound, position)
     found = find_shares(plain.model, plain.potential(), position, variance, used)
-    if first:
-        # the search in a funnel ends at too large a scale, so that shares are too large
-        return jax.tree.map(lambda share: np.where(share < MUCH, 0, share), found)
     alike = found.keys() == used.keys() and all(
         np.abs(x - y).max() < 0.1
         for x, y in zip(*map(jax.tree.leaves, (found, dict(used))), strict=True)

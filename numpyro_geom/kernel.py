@@ -255,8 +255,8 @@ class SGKernel(MCMCKernel):
             position = _moved(bound.with_shares(opening or bound.shares), position, single=single)
         state = start(position, opening)
         if opening:
-            for k in range(3):
-                shares = shares_at(bound, state, first=k == 0)
+            for _ in range(3):
+                shares = shares_at(bound, state)
                 if shares is bound.shares or not (shares or bound.shares):
                     break
                 self._bound = self.bound.with_shares(shares)

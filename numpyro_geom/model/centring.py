@@ -10,8 +10,8 @@ depends least on s if c_g is the share of the rows in the precision of x_g (Papa
 Roberts, Skoeld 2007, A general framework for the parametrization of hierarchical models). The share
 is measured group by group, where the search before the first draw has ended, and is taken at a
 lower scale, see `LOWER`. If it is above a half for all groups of a site, the site stays as the
-model has it. Otherwise it is measured again after a search with the groups below a half
-non-centred: a search in a funnel ends at too large a scale.
+model has it. Otherwise the search goes on in the new coordinates, and the share is measured again:
+a search in a funnel ends at too large a scale.
 
 The times of a series depend on each other, and what follows their scale s is not one value. It is
 the sum of the squares of all innovations, of which the rows know little. With a path m, where the
