@@ -642,6 +642,20 @@ def test_files_of_killed_writes_go_after_a_day(tmp_path):
     assert [path.name for path in tmp_path.glob("*.new")] == [f"0000000020.npz.{23:08x}.new"]
 
 
+def test_a_file_that_another_process_renames_meanwhile_is_passed_over(finished, monkeypatch):
+    new = finished / f"0000000020.npz.{0:08x}.new"
+    new.touch()
+    lstat = Path.lstat
+
+    def renamed(path):
+        if path == new:
+            path.unlink()
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", renamed)
+    assert_reference(go(finished))
+
+
 class Named(Walk):
     """A walk of sites with these names."""
 

@@ -52,8 +52,10 @@ class Store:
         """Find the files of a run; returns its number of draws per segment, None without a run."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in sorted(self.folder.iterdir()):
-            if UNFINISHED.fullmatch(path.name) and path.lstat().st_mtime < time.time() - 86_400:
-                path.unlink(missing_ok=True)  # of a process that was killed while it wrote
+            if UNFINISHED.fullmatch(path.name):
+                with contextlib.suppress(FileNotFoundError):  # another process has just renamed it
+                    if path.lstat().st_mtime < time.time() - 86_400:
+                        path.unlink()  # of a process that was killed while it wrote
             if not NAME.fullmatch(path.name):
                 continue
             with _opened(path) as file:
