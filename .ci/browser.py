@@ -148,6 +148,11 @@ SEARCHES = {
     "warmup": "step_size.html",
     "dataloader": "how_to/data.html",
     "diagnose flagged": "how_to/flagged.html",
+    "marketing mix": "how_to/marketing_mix.html",
+    "new data": "how_to/new_rows.html",
+    "pymc": "how_to/from_pymc.html",
+    "cite": "about.html",
+    "nnx": "how_to/modules.html",
 }
 """What readers type, and the page that must be among the first three answers; "" is any."""
 

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "docs" / "index.md", *sorted((ROOT / "docs" / "how_to").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.M | re.S)
 INCLUDE = re.compile(r'^--8<-- "(examples/[\w.]+?)(?::(\w+))?"$', re.M)
-OPTIONAL = {"arviz_stats", "pandas", "pyarrow", "torch"}
+OPTIONAL = {"arviz_stats", "bambi", "pandas", "pyarrow", "torch"}
 """Without one of these packages a page runs up to the block that needs it."""
 NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*(?:e[-+]?\d+)?|inf\b|nan\b)")
 

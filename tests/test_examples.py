@@ -31,7 +31,7 @@ def test_quickstart_runs_small(tmp_path):
     lines = re.findall(r"^ +([\d,]+)  (\w+) ", done.stdout, re.M)
     assert lines == [(n, name) for n in ("300", "2,000") for name in ("NUTS", "SGHMC")]
     assert (tmp_path / "sghmc.nc").stat().st_size > 0
-    assert (tmp_path / "seconds.png").stat().st_size > 0
+    assert (tmp_path / "rates.png").stat().st_size > 0
 
 
 @pytest.mark.slow

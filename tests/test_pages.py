@@ -132,6 +132,9 @@ QUESTIONS = {
     "a warning": ("warnings.md", ["<!-- all warnings -->", "how_to/flagged.md"]),
     "how to cite": ("about.md", ["CITATION.cff", "REPOSITORY/issues", "Apache"]),
     "nnx and equinox": ("how_to/modules.md", ["random_nnx_module", "random_eqx_module"]),
+    "PyMC": ("how_to/from_pymc.md", ["get_jaxified_logp", "takes all rows"]),
+    "marketing mix": ("how_to/marketing_mix.md", ["regions", "carry-over"]),
+    "updating with new data": ("how_to/new_rows.md", ["init_to_draws", "new data"]),
     "how to resume": ("how_to/resume.md", ["run the same script again", "directory="]),
 }
 """What a newcomer asks: the page with the answer, and words of the answer."""

@@ -58,26 +58,23 @@ class SGHMC(SGKernel):
         >>> bool(abs(mcmc.get_samples()["mu"].mean() - 3) < 0.2)
         True
 
-    One step from theta and the momentum r, with A = M^-1 the inverse metric and xi standard
-    normal (BAOAB)::
+    One step (BAOAB), with momentum r, inverse metric A = M^-1, xi standard normal::
 
         r <- r - h grad Uhat(theta)
         theta <- theta + (h / 2) A r
         r <- c r + sqrt((1 - c^2) tau) M^{1/2} xi,    c = exp(-gamma h)
         theta <- theta + (h / 2) A r
 
-    Invariant distribution as h -> 0: exp(-U / tau). With all rows it is exact on a Gaussian at any
-    stable h. Minibatch noise inflates variances by about h lam_C / (2 gamma tau). The automatic
-    step and friction keep both errors below ``bias_tolerance``, see the page on momentum.
+    Invariant distribution as h -> 0: exp(-U / tau); with all rows, on a Gaussian, at any stable h.
+    The automatic step keeps errors of variances below ``bias_tolerance``.
 
-    Where curvature limits the step, a relaxation takes about the square root of the number of
-    steps of `SGRLD`. Cost per step: one minibatch gradient, two with a control variate.
+    Cost per step: one minibatch gradient, two with a control variate. Where
+    curvature limits h, it takes fewer steps than `SGRLD`.
 
     Args:
-        divergence: ``"frozen"``: the metric is constant after warm-up. ``"auxiliary"``: it
-            follows the position, for two Hessian-vector products per step. ``"corrected"``
-            (SGRHMC, far off at usual steps) and ``"none"`` are for comparisons. None takes the
-            metric's choice.
+        divergence: ``"frozen"``: the metric is constant after warm-up. ``"auxiliary"``: it follows
+            the position, for two Hessian-vector products. For comparisons: ``"corrected"`` (SGRHMC,
+            far off at usual steps), ``"none"``. None: the metric's choice.
         step_size: ``"auto"``, a number h, or a schedule. The papers' learning rate is N h^2.
 
     Raises:
@@ -85,8 +82,8 @@ class SGHMC(SGKernel):
         ValueError: for values out of range.
 
     References:
-        Chen, Fox, Guestrin, "Stochastic Gradient Hamiltonian Monte Carlo", ICML 2014 (there in
-        Euler's scheme). Leimkuhler, Matthews, "Rational Construction of Stochastic Numerical
+        Chen, Fox, Guestrin, "Stochastic Gradient Hamiltonian Monte Carlo", ICML 2014
+        (Euler's scheme). Leimkuhler, Matthews, "Rational Construction of Stochastic Numerical
         Methods for Molecular Sampling", 2013 (two half-kicks are one here). Ma, Chen, Fox, "A
         Complete Recipe for Stochastic Gradient MCMC", 2015 (SGRHMC; its friction is G^{-1}).
     """
