@@ -28,13 +28,12 @@ from .model.potential import Potential, function_potential, in_coordinates
 from .model.start import check_rows, find_start
 from .sampling.settings import DENSE_LIMIT, LOW_RANK, LOW_RANK_LIMIT, STRUCTURED, Settings
 from .sampling.state import Target, is_by_site
+from .warmup.law import ROUND_STEPS, USUAL_ROUNDS
 from .warmup.start import (
     FEW_OPERATIONS,
     FEW_ROWS,
     FIRST_ROWS,
     GRADIENTS,
-    ROUND_STEPS,
-    USUAL_ROUNDS,
     USUAL_STEPS,
     Choice,
 )

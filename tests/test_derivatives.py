@@ -19,7 +19,6 @@ from tiers import short
 from numpyro_geom import GGMC, SGHMC, SGRLD, RiemannianLaplace
 from numpyro_geom.model.derivatives import jvp, linearize, second_order
 from numpyro_geom.model.jaxprs import inner
-from numpyro_geom.warmup.curvature import look_around
 
 
 def plain(x: jax.Array) -> jax.Array:
@@ -272,36 +271,3 @@ def test_an_error_of_the_function_itself_is_raised() -> None:
 
     with pytest.raises(ValueError, match="wrong model"):
         linearize(wrong, X)
-
-
-@pytest.mark.parametrize("size", [1, 3, 40])
-def test_what_a_start_sees_around_a_place(size: int, x64: None) -> None:
-    """Exact for a quadratic; where U rises faster than its Hessian says, a share of L."""
-    rng = np.random.default_rng(size)
-    half = rng.normal(size=(size, size + 2))
-    H, place, other, noise = half @ half.T, *rng.normal(size=(3, size))
-
-    def energy(z: jax.Array) -> jax.Array:
-        return z @ jnp.asarray(H) @ z / 2 + 3
-
-    view = jax.jit(lambda z, w: look_around(energy, z, w, jnp.asarray(noise), 1.0))(place, other)
-    assert float(view.energy) == pytest.approx(float(energy(place)), rel=1e-12)
-    assert float(view.before) == pytest.approx(float(energy(other)), rel=1e-12)
-    np.testing.assert_allclose(view.gradient, H @ place, rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(view.root @ view.root.T @ H, np.eye(size), atol=1e-6)
-    np.testing.assert_allclose(view.root @ view.inverse, np.eye(size), atol=1e-8)
-    # U rises by |noise|^2 / 2, and may rise by D
-    rise, share = noise @ noise / 2, 1.0
-    while share**2 * rise > size:
-        share /= 2
-    assert float(view.share) == share
-
-    def steep(z: jax.Array) -> jax.Array:
-        return energy(z) + 1e6 * jnp.sum((z - place) ** 4)
-
-    view = look_around(steep, jnp.asarray(place), jnp.asarray(other), jnp.asarray(noise), 1.0)
-    away = float(view.share) * view.root @ noise
-    mean = (steep(place + away) + steep(place - away)) / 2 - steep(place)
-    assert mean <= size
-    assert (steep(place + 2 * away) + steep(place - 2 * away)) / 2 - steep(place) > size
-    assert float(view.share) < share

@@ -21,9 +21,10 @@ from tiers import short
 from numpyro_geom import SGHMC, SGRLD, Monge
 from numpyro_geom._checks import SamplingWarning
 from numpyro_geom.model import read
+from numpyro_geom.model.arrowhead import Layout
 from numpyro_geom.model.potential import function_potential
 from numpyro_geom.sampling.state import Target
-from numpyro_geom.warmup import start as warmup
+from numpyro_geom.warmup import law as warmup
 
 
 def search(energy, start, num_chains=8, temperature=1.0, of_mass=False):
@@ -33,8 +34,9 @@ def search(energy, start, num_chains=8, temperature=1.0, of_mass=False):
 
     def one(z, k):
         if not of_mass:
-            return warmup.search(potential, z, k, temperature)
-        return warmup.law_with_most_mass(Target(potential, temperature), z, k, True)[0].position
+            return warmup.search(potential, z, k, temperature)[0]
+        layout = Layout.without_groups(z.size)
+        return warmup.find_law(Target(potential, temperature), layout, z, k, True).centre
 
     return np.asarray(jax.jit(jax.vmap(one))(starts, keys))
 
@@ -66,7 +68,7 @@ def test_ends_within_the_spread_of_a_gaussian(scale, of_mass):
 
 def test_no_search_from_where_an_earlier_one_ended():
     potential = function_potential(lambda z: jnp.sum(z**2) / 2)
-    look = jax.jit(lambda near: warmup.search(potential, jnp.ones(3), random.key(0), 1.0, near))
+    look = jax.jit(lambda near: warmup.search(potential, jnp.ones(3), random.key(0), 1.0, near)[0])
     np.testing.assert_array_equal(look(True), jnp.ones(3))
     assert np.all(look(False) < 1)
 
@@ -118,7 +120,8 @@ def test_more_parameters_than_rows():
 
     position, key = jnp.full((400,), 10.0), random.key(0)
     for num_data, near in ((10, True), (1000, False)):
-        found = warmup.search(function_potential(energy, num_data=num_data), position, key, 1.0)
+        potential = function_potential(energy, num_data=num_data)
+        found = warmup.search(potential, position, key, 1.0)[0]
         assert (jnp.abs(found).max() < 2) == near
 
 
@@ -263,8 +266,8 @@ def test_an_end_is_chosen_by_its_mass():
     starts = jax.vmap(uniform(1))(random.split(random.key(1), 400))
 
     def ends_of(number):
-        search = partial(warmup.search_often, target, searching=True, number=number)
-        return jax.vmap(lambda z, key: search(z, key)[0].position[0])(starts, keys)
+        search = partial(warmup.search_often, target, Layout.without_groups(1), number=number)
+        return jax.vmap(lambda z, key: search(z, key).centre[0])(starts, keys)
 
     found = jax.jit(ends_of, static_argnums=0)(3)
     # k of 3 searches end at the first mode, each with the chance 1 / 2, up to the boundary

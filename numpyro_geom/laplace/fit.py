@@ -22,7 +22,7 @@ from ..model.arrowhead import ArrowRoot, Layout
 from ..model.derivatives import linearize
 from ..model.potential import in_coordinates
 from ..sampling.state import Target
-from ..warmup.start import find_arrow
+from ..warmup.law import find_law
 from .information.form import Flat
 from .metrics import acceleration_fn, fisher_metric, fisher_of
 from .predictive import FlatPosterior
@@ -207,11 +207,11 @@ def nearest_law(
 ) -> tuple:
     """The mean m and the root L of the nearest normal law, then U and |grad U| at m.
 
-    See `numpyro_geom.warmup.start.find_arrow`.
+    See `numpyro_geom.warmup.law.find_law`.
     """
     target = Target(in_coordinates(posterior.model.potential(), posterior.unravel), 1.0)
-    anchor, root = find_arrow(target, layout, start, rng_key, searching, 4)
-    return anchor.position, root, anchor.energy, jnp.linalg.norm(anchor.grad)
+    law = find_law(target, layout, start, rng_key, searching, 4)
+    return law.centre, law.root, law.energy, jnp.linalg.norm(law.gradient)
 
 
 def at_law(root: ArrowRoot) -> AtMode:

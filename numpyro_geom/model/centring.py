@@ -40,16 +40,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from jax import lax
 from jax.extend.core import Jaxpr, Literal
 from jax.flatten_util import ravel_pytree as ravel
 from numpyro.primitives import Messenger
 
-from .._linalg import balanced_roots
 from .._util import PyTree, is_traced
-from .derivatives import linearize
 from .jaxprs import RESHAPES, compiled, counts_of_scan, followed, needed
-from .potential import Potential
 
 
 class Path(NamedTuple):
@@ -198,17 +194,15 @@ def unmeasured(model: Any, position: PyTree, series: tuple[str, ...] | None = No
 
 def find_shares(
     model: Any,
-    potential: Potential,
     position: PyTree,
-    variance: PyTree | None = None,
+    variance: Callable[[np.ndarray], jax.Array],
     used: Any = MappingProxyType({}),
 ) -> dict[str, Any]:
     """The shares c of sites that should not be as the model has them; empty in a transformation.
 
-    The precision of a group's value is that given the parameters of no group: slopes of a group may
-    lean on each other. ``variance`` are such variances of the coordinates u under the shares
-    ``used``, in the structure of ``position``. Without them the Hessian's block of all sites in
-    question is computed.
+    ``variance(index)`` are variances of the parameters u under the shares ``used``, shape (D,). The
+    parameters with these indices are those of all groups, and their variances are those given all
+    other parameters: slopes of a group may lean on each other.
     """
     scales = _scales_of_groups(model, position)
     names = _following(model, scales, position)
@@ -221,23 +215,12 @@ def find_shares(
     shares = {n: getattr(used[n], "share", used[n]) if n in used else n in names for n in both}
 
     def measured(position: PyTree) -> dict[str, tuple[jax.Array, jax.Array]]:
-        rows = potential.curvature_batch(jax.random.key(0))
+        rows = model.potential().curvature_batch(jax.random.key(0))
         law, factor = scales(position, rows), _factors(model, position, rows, others)
         scale = {n: law[n] * factor.get(n, 1.0) for n in both}
-        if variance is not None:
-            own = {n: _power(factor.get(n, law[n]), 2.0 - 2 * shares[n]) for n in both}
-            return {n: (scale[n], 1 / (own[n] * variance[n])) for n in both}
-        flat, unravel = ravel(position)
-
-        def on_rows(rows: Any) -> jax.Array:
-            push = linearize(jax.grad(lambda x: potential.energy(unravel(x), rows)), flat)[1]
-            columns = jnp.zeros((len(index), flat.size), flat.dtype)
-            return lax.map(push, columns.at[np.arange(len(index)), index].set(1), batch_size=8)
-
-        block = potential.on_all_rows(on_rows)[:, index]  # type: ignore[misc]
-        inverse = balanced_roots((block + block.T) / 2)[1]
-        precision = unravel(jnp.ones_like(flat).at[index].set(1 / jnp.sum(inverse**2, axis=0)))
-        return {n: (scale[n], precision[n] / factor.get(n, 1.0) ** 2) for n in both}
+        own = {n: _power(factor.get(n, law[n]), 2.0 - 2 * shares[n]) for n in both}
+        known = ravel(position)[1](variance(index))
+        return {n: (scale[n], 1 / (own[n] * known[n])) for n in both}
 
     found = compiled(measured, position)
     if is_traced(found):

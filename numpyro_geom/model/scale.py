@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree as ravel
 
-from .._linalg import matmul
+from .._linalg import balanced_roots, matmul
 from .._util import PyTree
 from .arrowhead import ArrowRoot
 
@@ -55,15 +56,9 @@ class LowRankRoot:
         """L^-1 theta."""
         return self._stretched(vector / self.outer, 1 / self.factors) / self.inner
 
-    @property
-    def T(self) -> LowRankRoot:  # noqa: N802, as of an array
-        """L'."""
-        return LowRankRoot(self.inner, self.vectors, self.factors, self.outer)
-
-    def log_det(self) -> jax.Array:
-        """Log |det L|."""
-        parts = self.outer, self.factors, self.inner
-        return jnp.sum(jnp.log(jnp.concatenate(parts)))
+    def transposed_times(self, vector: jax.Array) -> jax.Array:
+        """L' v."""
+        return self.inner * self._stretched(self.outer * vector, self.factors)
 
     def variances(self) -> jax.Array:
         """The diagonal of L L', shape (D,); for a batch of chains one each."""
@@ -136,6 +131,19 @@ class Scale(NamedTuple):
             return self.root**2
         transposed = jnp.swapaxes(self.root, -1, -2)
         return matmul(self.root, transposed)
+
+    def variances_given_others(self, index: np.ndarray) -> jax.Array:
+        """Variances of some parameters given all others, as the coordinates assume, shape (D,).
+
+        ``index`` are these parameters, those of all groups. A low rank gives marginal variances.
+        """
+        if self.is_structured:
+            return self.root.variances_given_shared()
+        if not self.is_dense:
+            return self.inverse_mass_matrix
+        columns = self.inverse[:, index]
+        within = balanced_roots(matmul(columns.T, columns))[1]
+        return jnp.ones_like(self.centre).at[index].set(jnp.sum(within**2, axis=0))
 
     def to_sites(self, scaled: PyTree, like: PyTree) -> PyTree:
         """Theta of phi, in the structure of ``like``, a position of the model's sites."""

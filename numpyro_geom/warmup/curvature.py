@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax, random
 from jax.flatten_util import ravel_pytree as ravel
 
@@ -18,7 +17,6 @@ from ..model.arrowhead import Layout
 from ..model.derivatives import jvp, linearize, second_order
 from ..model.model import CURVATURE_ROWS
 from ..model.potential import Potential
-from ..model.scale import times
 from ..sampling.algorithm import rule_temperature
 from ..sampling.settings import DENSE_LIMIT
 from ..sampling.state import Adaptation
@@ -222,90 +220,6 @@ def in_trust_region(
         return ~((ahead + behind) / 2 - here <= most) & (tried > SMALLEST_SHARE * length)
 
     return lax.while_loop(too_far, lambda tried: tried / 2, jnp.asarray(length, position.dtype))
-
-
-class View(NamedTuple):
-    """The energy around a position, from some rows.
-
-    Attributes:
-        energy: U at the position, in nats.
-        before: U at another position.
-        gradient: of U, shape (D,).
-        root: L with L L' = |H|^-1 and the Hessian H, shape (D, D); I if not finite.
-        inverse: L^-1.
-        share: the share of L that is within the reach of H: at a place that is flatter than the
-            target, L is too large.
-    """
-
-    energy: jax.Array
-    before: jax.Array
-    gradient: jax.Array
-    root: jax.Array
-    inverse: jax.Array
-    share: jax.Array
-
-
-def look_around(
-    energy: Callable[[jax.Array], jax.Array],
-    position: jax.Array,
-    other: jax.Array,
-    noise: jax.Array,
-    temperature: float,
-) -> View:
-    """What a start must know about a position. ``energy`` occurs once in the program.
-
-    The energy is asked for several pairs of a position and a direction at once: first for the
-    columns of the Hessian, then on both sides of the position, along L ``noise``, until U rises as
-    in a Gaussian there, by the rule of `in_trust_region`.
-
-    ``energy`` takes the same rows at every place. ``noise`` is a draw of N(0, I), and ``other`` is
-    a second position.
-    """
-    size, dtype = position.size, position.dtype
-    tau = rule_temperature(temperature)
-    ask = jax.vmap(second_order(energy, position))
-    lanes = 2 * -(-min(size + 1, LANES) // 2)
-    lane, columns = jnp.arange(lanes), -(-(size + 1) // lanes)
-    most_blocks = columns - 2 * int(np.log2(SMALLEST_SHARE)) // lanes + 1
-
-    def unfinished(carry: tuple) -> jax.Array:
-        k, *_, share = carry
-        return (k < columns) | ((share == 0) & (k < most_blocks))
-
-    def block(carry: tuple) -> tuple:
-        k, found, roots, share = carry
-        pair = k * lanes + lane - 1  # -1 is the other position
-        directions = (pair[:, None] == jnp.arange(size)).astype(dtype)
-        shares = jnp.exp2(-((k - columns) * (lanes // 2) + lane // 2).astype(dtype))
-        sides = jnp.where(lane % 2 == 0, shares, -shares)
-        around = position + sides[:, None] * (tau**0.5 * times(roots[0], noise))
-        asked = jnp.where((pair == -1)[:, None], other, position)
-        answer = ask(jnp.where(k < columns, asked, around), directions)
-        found = jax.tree.map(lambda x, y: x.at[jnp.minimum(k, columns)].set(y), found, answer)
-        matrix = found[2].reshape(-1, size)[1 : size + 1]
-        roots = lazy_cond(k == columns - 1, lambda _, x: roots_of(x), roots, matrix)
-        rises = jnp.mean(answer[0].reshape(-1, 2), axis=1) - found[0].ravel()[1]
-        near = (k >= columns) & (rises <= tau * size)
-        share = jnp.where(jnp.any(near), shares[2 * jnp.argmax(near)], share)
-        return k + 1, found, roots, share
-
-    unit = jnp.eye(size, dtype=dtype)
-    # the last block takes what is not a column
-    found = tuple(jnp.zeros((columns + 1, lanes, *more), dtype) for more in ((), (), (size,)))
-    start = jnp.zeros((), jnp.int32), found, (unit, unit), jnp.zeros((), dtype)
-    _, (energies, slopes, _), roots, share = lax.while_loop(unfinished, block, start)
-    before, here = energies.ravel()[:2]
-    return View(
-        here, before, slopes.ravel()[1 : size + 1], *roots, jnp.maximum(share, SMALLEST_SHARE)
-    )
-
-
-def roots_of(hessian: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """L and its inverse, where L L' = |H|^-1; I if not finite."""
-    inverse, root = roots(hessian, dense=True)
-    finite = jnp.all(jnp.isfinite(root)) & jnp.all(jnp.isfinite(inverse))
-    unit = jnp.eye(root.shape[0], dtype=root.dtype)
-    return jnp.where(finite, root.T, unit), jnp.where(finite, inverse.T, unit)
 
 
 def roots(matrix: jax.Array, dense: bool) -> tuple[jax.Array, jax.Array]:

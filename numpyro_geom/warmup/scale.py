@@ -55,18 +55,20 @@ def given_scale(settings: Settings, position: PyTree) -> Scale:
 
 
 def scale_of_law(law: Any, settings: Settings, within: np.ndarray | None) -> Scale:
-    """The coordinates of a normal law, within the reach of its curvature.
+    """The coordinates of a normal law.
 
     Parameters that are not ``within`` the same block are not scaled together.
     """
-    root, inverse, share = law.root, law.inverse, law.extra.share
+    if isinstance(law.root, LowRankRoot) or law.root.layout.num_groups:
+        return scale_about(law.centre, law.root)
+    root, inverse = law.root.corner, law.root.corner_inverse
     if within is not None:
         blocks = roots(jnp.where(within, times(root, root.T), 0), dense=True)
         root, inverse = (jnp.where(within, x, 0) for x in blocks)
     if not settings.dense_scale:
         root = jnp.sqrt(jnp.sum(root**2, axis=1))  # marginal sds
         inverse = 1 / root
-    return scale_about(law.position, share * root, inverse / share)
+    return scale_about(law.centre, root, inverse)
 
 
 def scale_of_diagonal(
@@ -76,22 +78,21 @@ def scale_of_diagonal(
     potential, (centre, unravel) = target.potential, ravel(position)
     root = diagonal_curvature(potential, position, rng_key) ** -0.5
     seen = in_coordinates(potential, unravel)
-    root *= share_in_trust_region(seen, centre, root, target.temperature, rng_key)
+    rows, temperature = potential.curvature_batch(rng_key), target.temperature
+    noise = scattered_floats(key_word(rng_key), centre.size, centre.dtype)
+    direction = rule_temperature(temperature) ** 0.5 * root * noise
+    # at a place that is flatter than the target, L is too large
+    root *= in_trust_region(lambda x: seen.energy(x, rows), centre, direction, 1.0, temperature)
     if settings.dense_scale:
         return scale_about(centre, jnp.diag(root), jnp.diag(1 / root))
     return scale_about(centre, root, 1 / root)
 
 
-def share_in_trust_region(
-    potential: Potential, centre: jax.Array, root: Any, temperature: float, rng_key: jax.Array
-) -> jax.Array:
-    """The share of L that counts: at a place that is flatter than the target, L is too large."""
-    batch = potential.curvature_batch(rng_key)
-    noise = scattered_floats(key_word(rng_key), centre.size, centre.dtype)
-    direction = rule_temperature(temperature) ** 0.5 * times(root, noise)
-    return in_trust_region(
-        lambda x: potential.energy(x, batch), centre, direction, 1.0, temperature
-    )
+def unit_low_rank(width: jax.Array) -> LowRankRoot:
+    """L of these sds, shape (D,), in the shape of `low_rank_root`."""
+    rank, ones = min(LOW_RANK_PRODUCTS, width.size), jnp.ones_like(width)
+    vectors = jnp.zeros((rank, width.size), width.dtype)
+    return LowRankRoot(width, vectors, ones[:rank], ones)
 
 
 def low_rank_root(

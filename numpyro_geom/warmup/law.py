@@ -1,0 +1,485 @@
+"""The normal law N(m, tau L L') that is nearest to a target: where a chain starts, and its scale.
+
+The law with the least Kullback-Leibler divergence to the target has the mean gradient 0, and its
+precision is the mean Hessian; both means are over its draws (Opper and Archambeau 2009, The
+variational Gaussian approximation revisited). Its mean m is the control variate's anchor, L is the
+scale, and a chain starts at one of its draws. The mode is another matter: towards zero scale, the
+density of a centred hierarchical model grows without bound, far from the mass.
+
+1. `search`: Adam, from minibatch gradients. NumPyro starts chains uniformly in (-2, 2) on the
+   unconstrained space. Gradients there can be many orders of magnitude larger than in the
+   posterior. A chain with a step size for such gradients never leaves. Adam's steps do not depend
+   on the gradient's magnitude. With ``of_law`` its gradients are means over a law of independent
+   parameters, whose precision follows from the same gradients.
+2. `find_law`: Adam's steps are equal in all coordinates. If scales differ strongly, Adam ends many
+   standard deviations off. So rounds follow that do not depend on scales. Each takes means over
+   draws at opposite sides of m, and moves m by a share of Newton's step.
+3. `search_often`: a search can end in a mode without mass. So if it is cheap, it is repeated from
+   other positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax, random
+
+from .._linalg import log_abs_det
+from .._util import PyTree, all_finite, key_word, scattered_floats, tree_where
+from ..model.arrowhead import (
+    Layout,
+    derivatives_at,
+    find_parents,
+    no_arrowhead,
+    root_of,
+    unit_root,
+)
+from ..model.control_variate import Curvature, anchor_at
+from ..model.jaxprs import work
+from ..model.model import CURVATURE_ROWS
+from ..model.potential import Potential
+from ..sampling.algorithm import rule_temperature
+from ..sampling.state import Target
+from .scale import low_rank_root, unit_low_rank
+
+LEARNING_RATE = 0.05
+"""Adam's first learning rate: about the largest step of an unconstrained coordinate."""
+ROUND_STEPS = 25
+"""Steps between two evaluations of the energy."""
+MAX_ROUNDS = 60
+LEAST_FALL = 0.2
+"""A smaller fall of the energy per round, in units of the smaller of tau D and tau N, reduces the
+learning rate."""
+REDUCTION = 1 / 3
+"""Factor on the learning rate after a round that did not lower the energy enough."""
+MAX_REDUCTIONS = 5
+MEMORY = 0.95
+_ADAM = optax.scale_by_adam(b2=MEMORY)
+"""With little memory of squared gradients: a start with large gradients is soon forgotten."""
+HUGE = 1e6
+"""Entries of a gradient over N above this grow only as a logarithm. Their squares would overflow,
+and Adam would take long to forget them."""
+SEARCH_WIDTH = 0.3
+"""The largest sd of the law over which Adam's gradients are means. Starts have the sd 1.2."""
+GROWTH = 20.0
+"""A new estimate of a curvature counts as at most this many times the mean of the earlier ones."""
+
+MOST_SEARCHES = 8
+"""Number of searches of a chain, if they are cheap."""
+SEARCH_OPERATIONS = 3e9
+"""Operations that the searches after the first one may take together: about half a second."""
+USUAL_ROUNDS = 40
+"""Rounds of a search, for its cost."""
+WIDTH = 2.0
+"""Starts are uniform within this distance of 0 in the unconstrained space, as NumPyro's are."""
+
+FEWEST, MOST = 15, 100
+"""Rounds after Adam's."""
+MOVES_ON = 0.7
+"""Mean of a shared parameter's last steps, in longest steps, from which it moves on. Steps that are
+noise go back and forth."""
+LEAST_SHARE = 0.3
+"""Share of the newest Hessian in the mean Hessian, at least, while m moves; then means are of all
+rounds. Newton's steps are shortened to twice this share."""
+
+
+# 1. Adam
+
+
+class _Search(NamedTuple):
+    """State of the search between two rounds.
+
+    Attributes:
+        optimiser: Adam's moments.
+        stream: position in the stream of rows.
+        curvature: mean of the last estimates of the Hessian's diagonal, of a search of a law.
+        num_rounds: rounds so far.
+        num_reductions: number of reductions of the learning rate.
+    """
+
+    optimiser: PyTree
+    stream: Any
+    curvature: jax.Array
+    num_rounds: jax.Array
+    num_reductions: jax.Array
+
+    @property
+    def unfinished(self) -> jax.Array:
+        return (self.num_rounds < MAX_ROUNDS) & (self.num_reductions < MAX_REDUCTIONS)
+
+
+def search(
+    potential: Potential,
+    position: jax.Array,
+    rng_key: jax.Array,
+    temperature: float,
+    near: jax.Array | bool = False,
+    of_law: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """Minimise U with Adam from ``position``, until it falls no more than noise would.
+
+    The unit of its fall is ``temperature * D``, the spread of U in the target. A round with a fall
+    below a share of this unit reduces the learning rate. A round that raises the energy is also
+    undone. Five reductions end the search. So it stops near the typical set. This need not be near
+    the mode. Where the energy is not finite, it starts again elsewhere. If the search is ``near``
+    already, the result is ``position`` itself.
+
+    With ``of_law`` it minimises the mean of U over a law of independent parameters about the
+    position. The law's sds follow from differences of gradients at opposite sides.
+
+    Returns:
+        The position, and the law's sds, shape (D,).
+    """
+    size, num_data, tau = position.size, potential.num_data, max(temperature, 1e-2)
+    if num_data > 1:  # otherwise N is not known
+        size = min(size, num_data)  # rows determine at most as many directions as rows
+    enough = LEAST_FALL * tau * size
+
+    def width(curvature: jax.Array) -> jax.Array:
+        return jnp.minimum(SEARCH_WIDTH, jnp.sqrt(tau / jnp.abs(curvature)))
+
+    def around(position: jax.Array, now: _Search, word: jax.Array) -> tuple:
+        """Positions over which a mean is taken, and their distance from ``position``."""
+        if not of_law:
+            return position[None], 1.0
+        signs = jnp.sign(scattered_floats(word, position.size, position.dtype))
+        away = signs * width(now.curvature)
+        return jnp.stack([position + away, position - away]), away
+
+    def step(rate: jax.Array, key_steps: jax.Array, k: jax.Array, carry: tuple) -> tuple:
+        current, now = carry
+        key_step = random.fold_in(key_steps, k)
+        batch, stream = potential.draw(key_step, now.stream)
+        places, away = around(current, now, key_word(key_step))
+        slopes = jax.vmap(jax.grad(potential.energy), (0, None))(places, batch)
+        curvature = now.curvature
+        if of_law:
+            most = GROWTH * jnp.abs(curvature)
+            seen = jnp.clip((slopes[0] - slopes[1]) / (2 * away), -most, most)
+            seen = MEMORY * curvature + (1 - MEMORY) * seen
+            curvature = jnp.where(jnp.isfinite(seen), seen, 4 * curvature)
+        grad = jnp.mean(slopes, axis=0) / potential.num_data
+        if of_law:
+            grad = jnp.where(all_finite(grad), grad, 0)
+        much = jnp.maximum(jnp.max(jnp.abs(grad)) / HUGE, 1.0)
+        grad = (grad / much * (1 + jnp.log(much))).astype(grad.dtype)
+        direction, optimiser = _ADAM.update(grad, now.optimiser)
+        current = (current - rate * direction).astype(current.dtype)
+        return current, now._replace(optimiser=optimiser, stream=stream, curvature=curvature)
+
+    def one_round(carry: tuple) -> tuple:
+        position, now = carry
+        key_steps, key_rows = random.split(random.fold_in(rng_key, 1 + now.num_rounds))
+        rate = LEARNING_RATE * REDUCTION ** now.num_reductions.astype(jnp.float32)
+        turn = partial(step, rate, key_steps)
+        new, now = lax.fori_loop(0, ROUND_STEPS, turn, (position, now))
+        rows = potential.curvature_batch(key_rows)  # both on the same rows, so the noise cancels
+        two = jnp.stack([around(x, now, key_word(key_rows))[0] for x in (position, new)])
+        before, after = lax.map(
+            lambda x: jnp.mean(jax.vmap(potential.energy, (0, None))(x, rows)), two
+        )
+        fall = before - after
+        position = jnp.where(fall > 0, new, position)
+        there = jnp.where(fall > 0, after, before)
+        # another start as NumPyro's if the energy is not finite
+        other = random.uniform(random.fold_in(key_rows, 1), position.shape, position.dtype)
+        position = jnp.where(jnp.isfinite(there), position, WIDTH * (2 * other - 1))
+        finite = jnp.isfinite(fall)  # otherwise Adam's moments may be not finite either
+        fresh = _ADAM.init(position), jnp.full_like(position, first)
+        optimiser, curvature = tree_where(finite, (now.optimiser, now.curvature), fresh)
+        return position, now._replace(
+            optimiser=optimiser,
+            curvature=curvature,
+            num_rounds=now.num_rounds + 1,
+            num_reductions=now.num_reductions + ~(fall > enough),
+        )
+
+    first = tau / SEARCH_WIDTH**2
+    zero, stream = jnp.zeros((), jnp.int32), potential.init_stream(random.fold_in(rng_key, 0))
+    done = zero + MAX_REDUCTIONS * jnp.asarray(near)
+    now = _Search(_ADAM.init(position), stream, jnp.full_like(position, first), zero, done)
+    position, now = lax.while_loop(lambda x: x[1].unfinished, one_round, (position, now))
+    return position, width(now.curvature)
+
+
+# 2. The nearest normal law
+
+
+class Law(NamedTuple):
+    """N(m, tau L L'), and the energy at m.
+
+    Attributes:
+        centre: m, shape (D,).
+        root: L, an `ArrowRoot` or a `LowRankRoot`.
+        energy: U(m), in nats.
+        gradient: of U at m, shape (D,).
+        curvature: the Hessian at m from the rows of the law's, empty for a low rank.
+        draw: a draw of about this law, shape (D,).
+        energy_of_draw: U there.
+    """
+
+    centre: jax.Array
+    root: Any
+    energy: jax.Array
+    gradient: jax.Array
+    curvature: Any
+    draw: jax.Array
+    energy_of_draw: jax.Array
+
+
+class _Rounds(NamedTuple):
+    """State of the rounds.
+
+    Attributes:
+        number: of rounds so far.
+        closing: whether the next round is the last one, which does not move.
+        finished: whether it has been taken.
+        centre: m.
+        mean: the mean Hessian.
+        root: L.
+        width: share of L for the next draws.
+        share: of the next Hessian in the mean Hessian.
+        moves: mean of the shared parameters' last steps.
+        longest: longest step of a parameter, in sds.
+        back: the last centre where the energy had not risen.
+        level: the mean energy of the draws there.
+        draw: one of these draws.
+        seen: energy, gradient and Hessian of the last round.
+    """
+
+    number: jax.Array
+    closing: jax.Array
+    finished: jax.Array
+    centre: jax.Array
+    mean: Any
+    root: Any
+    width: jax.Array
+    share: jax.Array
+    moves: jax.Array
+    longest: jax.Array
+    back: jax.Array
+    level: jax.Array
+    draw: jax.Array
+    seen: tuple
+
+
+def find_law(
+    target: Target,
+    layout: Layout | None,
+    position: jax.Array,
+    rng_key: jax.Array,
+    searching: bool,
+    num_pairs: int = 1,
+) -> Law:
+    """The normal law that is nearest to a target.
+
+    After a search with Adam, each round of ``num_pairs`` pairs of draws moves m by a share of
+    Newton's step. The kind of L follows from the ``layout``: groups, one matrix if there are none,
+    or a diagonal and a low rank for None. The draws of a round are all at the usual distance from
+    m, which leaves least to chance.
+    """
+    potential, tau = target.potential, rule_temperature(target.temperature)
+    size, dtype = position.size, position.dtype
+    moving = searching and potential.on_all_rows is not None
+    width = jnp.ones_like(position)
+    if searching:
+        found, width = search(potential, position, rng_key, target.temperature, target.near, True)
+        position = jnp.where(target.is_usable(found), found, position)
+    look, mean, root, hessian = _kind(potential, layout, position, width)
+    fewest, most = (FEWEST, MOST) if searching else (1, 1)
+    shortest = jnp.asarray(tau**0.5, dtype)
+
+    def one_round(now: _Rounds) -> _Rounds:
+        key = random.fold_in(rng_key, 2 + now.number)
+        noise = random.normal(key, (num_pairs, size), dtype)
+        noise *= size**0.5 / jnp.linalg.norm(noise, axis=1, keepdims=True)
+        width = jnp.where(now.closing, 0, now.width)
+        away = width * tau**0.5 * jax.vmap(now.root.times)(noise)
+        energy, gradient, mean, root, mover, hessian = look(
+            _about(potential, away), now.centre, now.root, (now.mean, now.share), key
+        )
+        step = jnp.clip(mover.transposed_times(gradient), -now.longest, now.longest)
+        last = step if layout is None else layout.parts(step)[0]
+        moves = _between(jnp.asarray(LEAST_SHARE, dtype), now.moves, last)
+        onward = jnp.where(moves * last > 0, jnp.minimum(jnp.abs(moves), jnp.abs(last)), 0)
+        centre = now.centre
+        if moving:
+            centre = centre - 2 * jnp.minimum(now.share, LEAST_SHARE) * mover.times(step)
+        good = all_finite((centre, root)) & target.is_usable(centre)
+        risen = ~(good & (energy <= now.level + tau * size))
+        far = jnp.any(onward >= MOVES_ON * shortest) | risen
+        longer = jnp.where(jnp.any(onward >= MOVES_ON * now.longest), 4, 1) * now.longest
+        wider = jnp.minimum(jnp.where(now.number == 0, 1, 2 * now.width), 1)
+        fallen = now._replace(
+            centre=centre,
+            mean=mean,
+            root=root,
+            back=now.centre,
+            level=energy.astype(dtype),
+            draw=now.centre + away[0],
+        )
+        halfway = now._replace(centre=(now.back + now.centre) / 2)
+        number, share = now.number + 1, now.share / (1 + now.share)
+        return tree_where(now.closing, now, tree_where(risen, halfway, fallen))._replace(
+            number=number,
+            closing=(number >= fewest) & (~far | (number >= most)),
+            finished=now.closing,
+            width=jnp.where(risen, now.width / 2, wider),
+            share=jnp.where(far, jnp.maximum(share, LEAST_SHARE), share),
+            moves=moves,
+            longest=jnp.where(far & ~risen, longer, shortest),
+            seen=(energy, gradient, hessian),
+        )
+
+    zero, no, origin = jnp.zeros((), dtype), jnp.asarray(False), 0 * position
+    begun = _Rounds(
+        number=jnp.int32(0),
+        closing=no,
+        finished=no,
+        centre=position,
+        mean=mean,
+        root=root,
+        width=jnp.asarray(searching, dtype),
+        share=zero + 1,
+        moves=origin if layout is None else layout.parts(origin)[0],
+        longest=shortest,
+        back=position,
+        level=jnp.asarray(jnp.inf, dtype),
+        draw=position,
+        seen=(zero, origin, hessian),
+    )
+    end = lax.while_loop(lambda now: ~now.finished, one_round, begun)
+    energy, gradient, hessian = end.seen
+    return Law(end.centre, end.root, energy, gradient, hessian, end.draw, end.level)
+
+
+def _about(potential: Potential, away: jax.Array) -> Potential:
+    """The mean of a potential over pairs of positions at opposite sides, at these distances."""
+    places = jnp.concatenate([away, -away])
+
+    def energy(position: jax.Array, batch: Any) -> jax.Array:
+        return jnp.mean(jax.vmap(potential.energy, (0, None))(position + places, batch))
+
+    return potential._replace(energy=energy)
+
+
+def on_all_rows(
+    potential: Potential, position: jax.Array, rng_key: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """U and its gradient; on some rows if all are not known."""
+    if potential.on_all_rows is not None:
+        return anchor_at(potential, position)[1:3]
+    batch = potential.curvature_batch(rng_key)
+    return jax.value_and_grad(potential.energy)(position, batch)
+
+
+def _between(share: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+    return (1 - share) * x + share * y if jnp.issubdtype(x.dtype, jnp.floating) else y
+
+
+def _kind(
+    potential: Potential, layout: Layout | None, position: jax.Array, width: jax.Array
+) -> tuple[Callable, Any, Any, Any]:
+    """What a round computes for a kind of L; mean Hessian, L and Hessian before any round.
+
+    A round's function gives energy, gradient, the mean Hessian, L, the map of Newton's steps as
+    another L, and the Hessian.
+    """
+    groups: Any = layout
+    some = layout is not None and not layout.num_groups and not potential.deterministic
+
+    def of_rank(
+        around: Potential, centre: jax.Array, root: Any, before: tuple, rng_key: jax.Array
+    ) -> tuple:
+        energy, gradient = on_all_rows(around, centre, rng_key)
+        mover, known = low_rank_root(around, centre, gradient, rng_key)
+        root = replace(mover, factors=jnp.where(known, mover.factors, 1))
+        return energy, gradient, before[0], root, mover, ()
+
+    def of_arrow(
+        around: Potential, centre: jax.Array, root: Any, before: tuple, rng_key: jax.Array
+    ) -> tuple:
+        asked = around
+        if some:
+            rows = around.curvature_batch(rng_key)
+            asked = around._replace(on_all_rows=lambda fn: fn(rows))
+        energy, gradient, hessian, misfit = derivatives_at(asked, centre, groups, root)
+        if some:
+            energy, gradient = on_all_rows(around, centre, rng_key)
+        mean, share = before
+        mean = jax.tree.map(partial(_between, share), mean, hessian)
+        root = root_of(mean)
+        return energy, gradient, mean, root, root, Curvature(hessian, misfit)
+
+    if layout is None:
+        return of_rank, (), unit_low_rank(width), ()
+    parents = find_parents(potential, position, layout)
+    unit, shared = unit_root(layout, width.dtype, parents), layout.parts(width)[0]
+    root = unit.then((jnp.diag(shared), jnp.diag(1 / shared)), width)
+    none = no_arrowhead(layout, width.dtype, parents)
+    return of_arrow, none, root, Curvature(none, jnp.zeros_like(width[0]))
+
+
+# 3. The law with the most mass
+
+
+def search_often(
+    target: Target, layout: Layout, position: jax.Array, rng_key: jax.Array, number: int
+) -> Law:
+    """`find_law` from several positions, and the choice of one end, in one loop.
+
+    An end is chosen with the probability of its normal law, exp(-U(m) / tau) |det L|. So a mode
+    without mass is not chosen if another search has found the mass, and chains start in different
+    modes if these have about the same mass, as in Pathfinder (Zhang et al. 2022, JMLR 23(306),
+    section 2.4). The first search starts at ``position``, the others start at uniform positions.
+    """
+    if number == 1:
+        return find_law(target, layout, position, rng_key, True)
+    tau, dtype = rule_temperature(target.temperature), position.dtype
+
+    def one(carry: tuple) -> tuple:
+        k, kept, best = carry
+        key = random.fold_in(rng_key, k)
+        other = random.uniform(random.fold_in(key, 3), position.shape, dtype)
+        start = jnp.where(k == 0, position, WIDTH * (2 * other - 1))
+        found = find_law(target, layout, start, key, True)
+        mass = log_abs_det(found.root.corner) - found.energy / tau
+        chance = random.uniform(random.fold_in(key, 4), (), dtype)
+        rare = -jnp.log(-jnp.log(jnp.maximum(chance, jnp.finfo(dtype).tiny)))
+        # the largest one has the probability of its normal law
+        score = rare + jnp.where(jnp.isfinite(mass), mass, -jnp.inf)
+        better = (k == 0) | (score > best)
+        return k + 1, tree_where(better, found, kept), jnp.where(better, score, best)
+
+    _, _, root, curvature = _kind(target.potential, layout, position, jnp.ones_like(position))
+    zero = jnp.zeros((), dtype)
+    none = Law(position, root, zero, 0 * position, curvature, position, zero)
+    start = jnp.zeros((), jnp.int32), none, jnp.full((), -jnp.inf, dtype)
+    # a loop of unknown length: programs with much work take longer to compile
+    most = jnp.where(target.near, 1, number)
+    return lax.while_loop(lambda carry: carry[0] < most, one, start)[1]
+
+
+def number_of_searches(target: Target, position: jax.Array, rng_key: jax.Array) -> int:
+    """As many searches as take few operations; one if U is not known on all rows."""
+    potential = target.potential
+    if potential.on_all_rows is None or potential.on_host:
+        return 1
+
+    def operations(batch: Any) -> float:
+        return work(jax.make_jaxpr(jax.grad(potential.energy))(position, batch).jaxpr)
+
+    stream = jax.eval_shape(potential.init_stream, rng_key)
+    step = operations(jax.eval_shape(potential.draw, rng_key, stream)[0])
+    look = step
+    if not potential.deterministic:
+        look = operations(jax.eval_shape(potential.curvature_batch, rng_key))
+    all_rows = look * max(1.0, potential.num_data / CURVATURE_ROWS)
+    one = 2 * (USUAL_ROUNDS * ROUND_STEPS * step + FEWEST * (2 * position.size * look + all_rows))
+    return min(MOST_SEARCHES, 1 + int(SEARCH_OPERATIONS / one))
