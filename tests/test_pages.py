@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codeop
 import importlib
+import json
 import os
 import re
 import runpy
@@ -66,6 +67,17 @@ def test_a_table_is_as_old_as_its_last_new_number() -> None:
     moved = commit.format("2026-01-03", "-| a | 1.5 | 2 |\n+| a b | 2 | 1.5 |")
     measured = commit.format("2026-01-02", "-| a | 1.4 | 2 |\n+| a | 1.5 | 2 |")
     assert newest(moved + measured) == {"t": "2026-01-02"}
+
+
+def test_a_notebook_has_text_and_what_its_cells_printed_and_drew() -> None:
+    notebook = runpy.run_path(str(ROOT / ".ci" / "notebooks.py"))["notebook"]
+    page = ROOT / "docs" / "tutorials" / "hierarchical.md"
+    cells = json.loads(notebook(page.read_text()))["cells"]
+    text = "".join(cell["source"] for cell in cells if cell["cell_type"] == "markdown")
+    assert "only one is subsampled" in text
+    outputs = [x for cell in cells if cell["cell_type"] == "code" for x in cell["outputs"]]
+    assert any("Verdict: fine." in x.get("text", "") for x in outputs)
+    assert any("image/png" in x.get("data", {}) for x in outputs)
 
 
 def test_pages(tmp_path: Path) -> None:
