@@ -756,8 +756,8 @@ def summary(found: dict[str, list[tuple[int, float]]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-OURS = {"SGHMC": "#5c7cfa", "GGMC": "#15aabf", "SGRLD": "#9775fa", "RiemannianLaplace": "#868e96"}
-THEIRS = ("#e07b39", "#c0392b", "#a61e4d", "#2f9e44", "#e8a33d", "#868e96", "#d6336c", "#74b816")
+OURS = {"SGHMC": "#5c7cfa", "GGMC": "#15aabf", "SGRLD": "#cc5de8", "RiemannianLaplace": "#868e96"}
+THEIRS = ("#e07b39", "#c0392b", "#8d6e63", "#2f9e44", "#e8a33d", "#868e96", "#d6336c", "#74b816")
 
 
 def draw(style: str, path: Path) -> None:
