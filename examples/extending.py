@@ -90,5 +90,6 @@ for kernel in (ClippedSGLD(model), SGHMC(model, metric=MeanMagnitude())):
     mcmc = MCMC(kernel, num_warmup=200, num_samples=2000, progress_bar=False)
     mcmc.run(jax.random.key(1), y)
     spreads[type(kernel).__name__] = float(mcmc.get_samples()["mu"].std())
+
 print(spreads)
 # --8<-- [end:use]

@@ -173,6 +173,7 @@ for ax, (title, value, approximate, truth) in zip(axes, shown, strict=True):
         values = np.asarray(value(samples)).ravel()
         ax.hist(values, bins, density=True, histtype="step", color=color, label=label)
     ax.set(title=f"{title}\nk-hat {approximate.pareto_k:.2f}", yticks=[])
+
 axes[2].legend(loc="upper left")
 figure.savefig("marginals.png")
 # --8<-- [end:figure]

@@ -33,6 +33,7 @@ for start in range(0, num_rows, 100_000):  # in blocks: memory does not grow wit
     rows = slice(start, min(start + 100_000, num_rows))
     X[rows] = rng.normal(size=X[rows].shape)
     y[rows] = rng.random(len(y[rows])) < 1 / (1 + np.exp(-X[rows] @ truth))
+
 X.flush(), y.flush()
 megabytes = (folder / "X.npy").stat().st_size / 1e6
 print(f"X.npy has {num_rows:,} rows and {megabytes:,.0f} MB")

@@ -45,12 +45,9 @@ print(f"{len(y):,} digits to learn from, {len(y_test)} to test, {len(other)} pie
 
 
 # --8<-- [start:model]
-class Net(nn.Module):
-    """A network with one hidden layer."""
-
+class Net(nn.Module):  # one hidden layer, and logits of the ten digits
     @nn.compact
     def __call__(self, x):
-        """Logits of the ten digits."""
         return nn.Dense(10)(nn.relu(nn.Dense(50)(x)))
 
 
@@ -136,6 +133,7 @@ for ax, name in zip(axes, ("one trained network", "chains"), strict=True):
         bins = np.linspace(0, np.log(10), 30)
         ax.hist(of[name].entropy, bins, density=True, alpha=0.5, color=color, label=label)
     ax.set(title=name, xlabel="entropy of the prediction, in nats", yticks=[])
+
 axes[1].legend()
 figure.savefig("entropy.png")
 # --8<-- [end:figure]

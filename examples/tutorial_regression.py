@@ -169,6 +169,7 @@ for name, run_of in (("NUTS, few rows", nuts), ("SGHMC, all rows", mcmc)):
         f"{name:16s}  {chosen.sum():7,}  {total.mean():20,.0f}  {interval:15s}"
         f"  {true[chosen].sum():13,.0f}"
     )
+
 print(f"a coupon for all  {len(true):7,}  {'':20s}  {'':15s}  {true.sum():13,.0f}")
 print(f"the best choice   {(true > 0).sum():7,}  {'':20s}  {'':15s}  {true[true > 0].sum():13,.0f}")
 # --8<-- [end:decide]

@@ -41,7 +41,7 @@ def with_scripts(page: str) -> str:
         if name is not None:
             _, _, text = text.partition(f"# --8<-- [start:{name}]\n")
             text, _, _ = text.partition(f"# --8<-- [end:{name}]\n")
-        return text.strip("\n")
+        return text.removesuffix("\n")  # empty lines at the end of a part are on the page, too
 
     return INCLUDE.sub(part, page)
 
