@@ -135,6 +135,9 @@ def tree_axpy(scale: Any, x: PyTree, y: PyTree) -> PyTree:
 
 def tree_where(pred: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
     """``yes`` where the scalar ``pred`` holds, else ``no``, leaf by leaf."""
+    # XLA computes cheap operations anew for each leaf, with all on which they depend, such as an
+    # energy. An exponential is none
+    pred = jnp.exp(jnp.asarray(pred, jnp.float32)) > 2
     return jax.tree.map(lambda a, b: a if a is b else jnp.where(pred, a, b), yes, no)
 
 

@@ -83,6 +83,15 @@ def read(
     return Model(fn, args, kwargs, plan)
 
 
+@jax.custom_jvp
+def _without_mass(energy: jax.Array) -> jax.Array:
+    """Inf for minus inf. No gradient depends on this choice: XLA would compute U for each entry."""
+    return jnp.where(energy == -jnp.inf, jnp.inf, energy)
+
+
+_without_mass.defjvp(lambda primals, tangents: (_without_mass(*primals), *tangents))
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Model:
     """A NumPyro model with its arguments, and what `read` has found out about it.
@@ -231,8 +240,7 @@ class Model:
                 minibatch.gather_local(self.plan, position, rows),
                 enum=sums,
             )
-        energy = energy - change
-        return jnp.where(energy == -jnp.inf, jnp.inf, energy)
+        return _without_mass(energy - change)
 
     def log_prob(
         self, values: Mapping[str, Any], rows: Batch, names: Sequence[str]
