@@ -79,7 +79,7 @@ USUAL_ROUNDS = 40
 WIDTH = 2.0
 """Starts are uniform within this distance of 0 in the unconstrained space, as NumPyro's are."""
 
-FEWEST, MOST = 15, 100
+FEWEST, MOST = 10, 100
 """Rounds after Adam's."""
 MOVES_ON = 0.7
 """Mean of a shared parameter's last steps, in longest steps, from which it moves on. Steps that are
