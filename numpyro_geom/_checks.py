@@ -17,6 +17,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 from numpyro.distributions import Distribution
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
@@ -299,15 +300,15 @@ class SamplingWarning(UserWarning):
 
 
 def warn_outside(message: str, category: type[Warning] = SamplingWarning) -> None:
-    """Warn at the line outside of this package that led here."""
+    """Warn at the user's line: outside of this package, NumPyro and JAX."""
     warnings.warn(message, category, stacklevel=_outside())
 
 
 def _outside() -> int:
-    """Stack level of the first caller outside this package, seen from `warn_outside`."""
+    """Stack level of the user's line that led here, seen from `warn_outside`."""
     # context managers and cached properties add a frame of these modules in between
-    between = contextlib.__file__, functools.__file__
-    inside = os.path.dirname(os.path.abspath(__file__)), *map(os.path.abspath, between)
+    files = __file__, numpyro.__file__, jax.__file__
+    inside = *map(os.path.dirname, files), contextlib.__file__, functools.__file__
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
         frame, level = frame.f_back, level + 1

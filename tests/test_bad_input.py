@@ -555,7 +555,7 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "rows on two axes: response": (
         start(plate_at_minus_two(lambda y: y), Y),
         ValueError,
-        r"site 'y' have rows of shape \(12,\).*ask for \(12, 1\).*`y\[\.\.\., None\]`",
+        r"site 'y' have rows of .*ask for \(12, 1\).*pass `y\[\.\.\., None\]` in place",
     ),
     "rows on two axes: inputs": (
         start(row_of_inputs, Y, batch_size=3),

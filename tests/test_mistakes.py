@@ -19,6 +19,7 @@ from numpyro.infer.gibbs import CustomGibbs, Gibbs
 from scripts import load_script
 
 from numpyro_geom import SGRLD, SGKernel
+from numpyro_geom._checks import SamplingWarning, warn_outside
 from numpyro_geom.model import read
 from numpyro_geom.model.start import check_lanes, sums_wrongly
 
@@ -167,6 +168,25 @@ def test_a_call_that_may_be_wrong_is_warned_of(shape: Any, length: Any, text: st
     with pytest.warns(UserWarning, match=text) as found:
         read(regression, args)
     assert all(x.filename == __file__ for x in found)
+
+
+def test_a_warning_from_within_numpyro_points_to_the_users_line() -> None:
+    with pytest.warns(SamplingWarning, match="off") as found:
+        numpyro.handlers.seed(warn_outside, random.key(0))("off")
+    assert found[0].filename == __file__
+
+
+def unindexed(x: np.ndarray, y: np.ndarray) -> None:
+    w = numpyro.sample("w", dist.Normal().expand([3]).to_event(1))
+    with numpyro.plate("data", len(x)):
+        numpyro.sample("y", dist.Normal(x @ w), obs=y)
+
+
+def test_an_error_about_rows_hides_no_other_traceback() -> None:
+    with pytest.raises(ValueError, match="'y' is not indexed by plate 'data'") as caught:
+        read(unindexed, (np.ones((30, 3)), np.ones(30)), batch_size=5)
+    assert caught.value.__suppress_context__
+    assert caught.value.__cause__ is None
 
 
 def test_rows_and_shifted_rows_are_not_warned_of() -> None:

@@ -16,13 +16,24 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpyro.diagnostics import effective_sample_size
 from scipy.special import stdtrit
 
 from .._checks import warn_outside
+from .._util import AT_ONCE, evenly
 from ..laplace.draw import EQUAL_WEIGHTS, can_correct, largest_shape, normalized
 from ..sampling.algorithm import rule_temperature
 from ..warmup.start import FAR_ABOVE
-from .draws import LEAST_PER_CHAIN, MAX_ENTRIES, Arrays, effective_size, entries, numeric
+from .draws import (
+    LEAST_PER_CHAIN,
+    MAX_ENTRIES,
+    Arrays,
+    effective_size,
+    entries,
+    host,
+    is_numeric,
+    numeric,
+)
 from .facts import Run
 from .table import FALSE_ALARM
 
@@ -477,9 +488,9 @@ def finite_gradients(name: str, run: Run) -> Check | None:
 @check("error of the means, in sd", "Bias", "the draws are not centred on the target")
 def error_of_the_means(name: str, run: Run) -> Check | None:
     """Error of the worst mean, from gradients at the draws."""
-    advice = "the draws are not centred on the target; increase num_warmup and num_samples"
-    if "guide" in run.facts:
-        advice = "the draws are not centred on the target; use metric='fisher', or run MCMC"
+    advice = f"the draws are not centred on the target; {_other_guide(run.facts)}"
+    if "guide" not in run.facts:
+        advice = "the draws are not centred on the target; increase num_warmup and num_samples"
     return _moment(name, run, "mean", TOLERATED_MEAN, advice)
 
 
@@ -490,7 +501,7 @@ def error_of_the_sds(name: str, run: Run) -> Check | None:
     remedies = [smaller_step(facts), less_noise(facts) if run.of_this_package else ""]
     advice = f"use {', '.join(filter(None, remedies))}, or increase num_samples"
     if "guide" in facts:
-        advice = "use metric='fisher', or run MCMC"
+        advice = _other_guide(facts)
     if facts.get("divergence") in ("none", "published"):
         advice = (
             f"divergence={facts['divergence']!r} has another invariant distribution if the metric "
@@ -498,6 +509,13 @@ def error_of_the_sds(name: str, run: Run) -> Check | None:
         )
     advice = f"the draws are too wide (+) or too narrow (-) for the target; {advice}"
     return _moment(name, run, "sd", TOLERATED_SD, advice)
+
+
+def _other_guide(facts: Mapping[str, Any]) -> str:
+    other = "use metric='fisher'"
+    if facts.get("metric") == "fisher":
+        other = "look at draw(..., log_weight=True), whose weights may correct them"
+    return f"{other}, or run MCMC"
 
 
 def _moment(name: str, run: Run, kind: str, tolerated: float, advice: str) -> Check | None:
@@ -790,7 +808,7 @@ WORTHLESS = (
 
 
 def warn_of_run(run: Run) -> None:
-    """Warn of the first check in `WORTHLESS` that is flagged.
+    """Warn of the first check in `WORTHLESS` that is flagged, or of chains that hardly move.
 
     Warns:
         SamplingWarning: with the figure, and what to do.
@@ -798,5 +816,44 @@ def warn_of_run(run: Run) -> None:
     for name in WORTHLESS:
         found = CHECKS[name].find(run)
         if found is not None and found.ok is False:
+            warn_outside(found.sentence)
+            return
+    if run.temperature > 0 and not run.facts.get("network") and (slow := _slow(run)):
+        warn_outside(slow.sentence)
+
+
+def _slow(run: Run) -> Check | None:
+    """The effective draws of the worst entry, if they leave a mean open by a quarter of its sd.
+
+    Chains are taken about their own means, because they may be in different modes. It takes at
+    least `LEAST_DRAWS` draws for an effective one, so that no run is told that it is short.
+    """
+    found: list[tuple[float, str]] = []
+    for name, x in run.draws.items():
+        if not is_numeric(x) or x.size == 0:
+            continue
+        x = host(x) if x.size <= AT_ONCE else x
+        some = x.reshape(*x.shape[:2], -1)[..., evenly(math.prod(x.shape[2:]), LOOKED_AT)]
+        some = np.asarray(some, float) - np.mean(some, 1, float, keepdims=True)
+        some = some[..., np.isfinite(some).all((0, 1)) & (some != 0).any((0, 1))]
+        if some.size:
+            found.append((float(np.min(effective_sample_size(some))), name))
+    size, name = min(found, default=(np.inf, ""))
+    draws = math.prod(next(iter(run.draws.values())).shape[:2])
+    if size >= min(TOLERATED_MEAN**-2, draws / LEAST_DRAWS):
+        return None
+    return at_least("effective sample size, bulk", size, LEAST_ESS, name, longer(run))
+
+
+def warn_of_guide(run: Run) -> None:
+    """Warn if a mean of a guide's draws is off by a quarter of an sd, or a variance by a quarter.
+
+    Warns:
+        SamplingWarning: with the figure, and what to do.
+    """
+    for name, power in (("error of the means, in sd", 1), ("relative error of the sd", 2)):
+        found = CHECKS[name].find(run)
+        wrong = found is not None and found.ok is False
+        if wrong and abs((1 + found.value) ** power - 1) > TOLERATED_MEAN:
             warn_outside(found.sentence)
             return

@@ -23,10 +23,10 @@ from .._numpyro import states_of
 from .._util import are_known
 from ..laplace.draw import LaplaceDraws
 from ..model.model import Model
-from .checks import LEAST_DRAWS, warn_of_run
+from .checks import LEAST_DRAWS, warn_of_guide, warn_of_run
 from .draws import Arrays, check_run, draws_by_name, host, is_numeric, paths, stored_name
 from .facts import Run, facts_of, storable
-from .moments import gradients_at_draws
+from .moments import gradients_at_draws, moment_errors
 from .replay import latent_draws, model_of, observed_values, pointwise_log_prob
 
 SAMPLE_DIMS = ("chain", "draw")
@@ -197,8 +197,9 @@ def after_run(mcmc: MCMC) -> None:
     """Warn of draws that are worth nothing; `MCMC.run` calls this at its end.
 
     Warns:
-        SamplingWarning: if a chain does not move, if its energy stays far above where it started or
-            above that of another chain, or if statistics of a metric cannot follow the position.
+        SamplingWarning: if a chain does not move or hardly moves, if its energy stays far above
+            where it started or above that of another chain, or if statistics of a metric cannot
+            follow the position.
     """
     states: Any = states_of(mcmc)
     last = mcmc.last_state
@@ -208,6 +209,15 @@ def after_run(mcmc: MCMC) -> None:
         draws = dict(paths(mcmc.get_samples(group_by_chain=True), "z"))
         stats = {"energy": host(states["potential_energy"])}
         warn_of_run(Run(draws, stats, facts_of_mcmc(mcmc)))
+
+
+def after_draws(draws: LaplaceDraws) -> None:
+    """Warn of a guide's draws, shape (draws,), if gradients show that they are wrong."""
+    model = model_of(draws)
+    if draws.success.size >= LEAST_DRAWS and model is not None:
+        run = run_of_guide(draws)
+        arrays, _ = gradients_at_draws(model, run.draws, least_draws=LEAST_DRAWS)
+        warn_of_guide(run._replace(moments=moment_errors(arrays, 1.0)))
 
 
 def run_of_mcmc(mcmc: MCMC) -> Run:

@@ -7,6 +7,7 @@ the pure functions that a guide compiles for one chunk.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -289,6 +290,16 @@ def follow_in_chunks(
     late = np.flatnonzero(~np.asarray(ends[0].success) & spent)  # else more steps do not help
     if late.size and limit < max_steps:
         width = 1 << (late.size - 1).bit_length()  # few widths, because each is compiled
+        begin, longest = time.perf_counter(), order[-chunk:]
+        jax.block_until_ready(follow(draws[longest], squares[longest], limit))
+        each = (time.perf_counter() - begin) / chunk * max_steps / limit
+        if late.size * each > 60:
+            warn_outside(
+                f"{late.size} of {order.size} geodesics take more than {limit} steps, and with up "
+                f"to max_steps={max_steps} each may take {each:.2g} s, {late.size * each:,.0f} s "
+                "in all: use a smaller max_steps, metric='euclidean', or MCMC",
+                UserWarning,
+            )
         more = follow_all(order[late], min(width, chunk), max_steps)
         ends = jax.tree.map(lambda x, y: x.at[late].set(y), ends, more)
     back = np.argsort(order, kind="stable")

@@ -348,11 +348,10 @@ def check_definite(settings: LaplaceSettings, at: AtMode, loc: jax.Array) -> Non
         )
 
 
-def warn_of_mode(report: FitReport, at: AtMode, unravel: Callable) -> None:
+def warn_of_mode(report: FitReport, at: AtMode, unravel: Callable) -> bool:
     """Warn if the best run is not at a mode, or if the mode's surroundings are not Gaussian."""
     if report.distance**2 < CONVERGED:
-        warn_of_surroundings(at, unravel)
-        return
+        return warn_of_surroundings(at, unravel)
     best = report.status.index("best")
     warn_outside(
         f"the search for a mode has not converged: the best of {len(report.status)} runs is "
@@ -360,12 +359,13 @@ def warn_of_mode(report: FitReport, at: AtMode, unravel: Callable) -> None:
         f"expected below {CONVERGED**0.5:g}), |gradient| {report.gradient_norm[best]:.3g}. Raise "
         "`max_steps` or `num_starts`, or use float64 (numpyro.enable_x64())",
     )
+    return True
 
 
-def warn_of_surroundings(at: AtMode, unravel: Callable) -> None:
+def warn_of_surroundings(at: AtMode, unravel: Callable) -> bool:
     """Warn if the energy around the mode is far from a Gaussian's with the precision P."""
     if at.around is None:
-        return
+        return False
     (low, high), shift = np.asarray(at.around.curvature), float(at.around.shift)
     reasons = []
     if not (CURVATURES[0] <= low and high <= CURVATURES[1]):
@@ -388,3 +388,4 @@ def warn_of_surroundings(at: AtMode, unravel: Callable) -> None:
             "at draw(..., log_weight=True), whose weights may repair them, reparametrise the "
             "model, or run MCMC"
         )
+    return bool(reasons)

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import inspect
 import time
+import warnings
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib import import_module
 from typing import Any, Literal
 
 import jax
@@ -22,7 +25,15 @@ from numpyro import handlers
 from numpyro.infer import init_to_uniform
 from numpyro.infer.autoguide import AutoContinuous
 
-from .._checks import Guide, check_flag, check_int, check_key, check_model, check_shape
+from .._checks import (
+    Guide,
+    check_flag,
+    check_int,
+    check_key,
+    check_model,
+    check_shape,
+    warn_outside,
+)
 from .._util import at_once, in_trace, is_traced
 from ..model.arguments import differentiated, on_device
 from ..model.arrowhead import ArrowRoot, Layout, find_layout
@@ -199,6 +210,7 @@ class RiemannianLaplace(Guide, AutoContinuous):
         self._given = self.settings = settings
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
         self.fit_report: FitReport | None = None
+        self._told = False  # whether the user knows how near the draws are
         self._data: Model | None = None
         self._layout: Layout | None = None
         self._learned: dict[str, Any] = {}
@@ -266,7 +278,7 @@ class RiemannianLaplace(Guide, AutoContinuous):
             params, at, loc = nearer, there, loc + at.left
         self.fit_report = FitReport(values, norms, steps, status, float(at.distance))
         check_definite(self.settings, at, loc)
-        warn_of_mode(self.fit_report, at, self._unpack_latent)
+        self._told = warn_of_mode(self.fit_report, at, self._unpack_latent)
         return params
 
     def draw(
@@ -293,9 +305,10 @@ class RiemannianLaplace(Guide, AutoContinuous):
 
         Raises:
             SamplingWarning: (a warning) if geodesics were not followed to their end, whose draws
-                are NaN, and if the weights cannot correct the draws. Whether the means and sds of
-                the draws are right without weights, `numpyro_geom.diagnostics.diagnose` tells
-                from the weights.
+                are NaN; if the weights cannot correct the draws; and, once after `fit`, if
+                gradients at draws without weights show that a mean is off by a quarter of an sd, or
+                a variance by a quarter.
+            UserWarning: (a warning) if the draws may take more than a minute.
         """
         check_key("rng_key", rng_key)
         check_flag("log_weight", log_weight)
@@ -310,10 +323,15 @@ class RiemannianLaplace(Guide, AutoContinuous):
         seconds = (time.perf_counter() - begin) / max(count, 1)
         known = weights if log_weight else None
         pareto_k = drawing.judge(self.settings, ends, known)
-        found = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), (samples, *ends, known))
-        model = self._posterior(params, data).model
-        about = model.runnable, model.args, model.kwargs, self.settings.record()
-        return LaplaceDraws._make((*found, pareto_k, seconds, *about))
+        found, model = (samples, *ends, known), self._posterior(params, data).model
+        source = model.runnable, model.args, model.kwargs, self.settings.record()
+        if not (self._told or log_weight or is_traced(ends)):
+            # by name, because reports are above guides
+            reports = import_module("numpyro_geom.diagnostics.inference_data")
+            reports.after_draws(LaplaceDraws._make((*found, pareto_k, seconds, *source)))
+            self._told = count >= reports.LEAST_DRAWS
+        found = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), found)
+        return LaplaceDraws._make((*found, pareto_k, seconds, *source))
 
     def sample_posterior(
         self,
@@ -477,6 +495,8 @@ class RiemannianLaplace(Guide, AutoContinuous):
         if numpyro.get_mask() is False:  # Predictive wants draws
             key = numpyro.prng_key()[None]
             with handlers.block():
+                if not self._told and not is_traced((params, self._captured().arrays)):
+                    self._look_at(params)
                 geodesics, _ = self._geodesics(key, params, self._captured(), False, False)
             latent = geodesics.position[0]
         elif self.settings.mode != "euclidean":
@@ -488,6 +508,18 @@ class RiemannianLaplace(Guide, AutoContinuous):
             dist.Delta(latent, log_density=log_density, event_dim=1),
             infer={"is_auxiliary": True},
         )
+
+    def _look_at(self, params: dict) -> None:
+        """Draw for the warnings alone. Another thread is outside of the caller's transformation."""
+
+        def look() -> None:
+            self.draw(random.key(0), params, sample_shape=(200,), progress_bar=False)
+
+        with warnings.catch_warnings(record=True) as told, ThreadPoolExecutor(1) as pool:
+            warnings.simplefilter("always")
+            pool.submit(look).result()
+        for x in told:
+            warn_outside(str(x.message), x.category)
 
     def _get_posterior(self) -> Any:
         raise NotImplementedError(

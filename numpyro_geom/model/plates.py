@@ -242,11 +242,12 @@ def _check_values(trace: Mapping[str, Any]) -> None:
         auxiliary = site["infer"].get("is_auxiliary", False)  # of `numpyro.factor`
         # columns beside the axis of a plate are independent values
         if wider and lacking and not auxiliary:
+            remedy = "y[..., None]" if len(rows) < len(expected) else "y[:, 0]"
             raise ValueError(
                 f"the observed values of site {site['name']!r} have rows of shape {rows}, and its "
                 f"plates {plates} ask for {expected}: every pair of rows would count. Expected one "
-                "value for each row: pass `y[:, 0]` or `y[..., None]` in place of y, or make an "
-                "axis a part of the value by `.to_event(1)` on the distribution"
+                f"value for each row: pass `{remedy}` in place of y, or make an axis a part of the "
+                "value by `.to_event(1)` on the distribution"
             )
         dims = {frame.dim for frame in site["cond_indep_stack"]}
         sizes = {size: plate for plate, size in plates.items() if size > 1}
@@ -346,13 +347,13 @@ def _check_indexed(
     if size <= probe:
         return
 
-    def complain(name: str, cause: Exception | None = None) -> None:
+    def complain(name: str) -> None:
         raise ValueError(
             f"site {name!r} is not indexed by plate {plate!r}: with {probe} of its {size} rows "
             "drawn, the site still has other shapes. Index every array that has one entry per "
             f"row: `with numpyro.plate({plate!r}, {size}) as i:` and then `X[i]`, `obs=y[i]` "
             "(guard `y is None`), or use `numpyro.subsample`; or run without batch_size"
-        ) from cause
+        ) from None  # what JAX says of shapes hides this sentence
 
     try:
         trace, _ = abstract_trace(model, args, kwargs, {plate: probe})
@@ -365,7 +366,7 @@ def _check_indexed(
         )
         if broken is None:
             raise
-        complain(broken, error)
+        complain(broken)
     twice: list[tuple[str, int]] = []
     for site in trace.values():
         dims = {frame.name: frame.dim for frame in site.get("cond_indep_stack", ())}
