@@ -256,6 +256,8 @@ def _planned(settings: Settings, args: tuple, kwargs: dict, num_warmup: int) -> 
         )
     if given:
         return model, settings.batch_size
+    if any(s.discrete for s in plan.sites):  # they are summed out, on all rows
+        return model, None
     if adapts and not any(s.observed and s.plates for s in plan.sites):
         _warn_without_plate(model)
     if plan.batch_sizes or plan.num_data <= FEW_ROWS or not adapts:

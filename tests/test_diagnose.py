@@ -618,9 +618,19 @@ def test_the_verdict_of_runs_without_a_flag() -> None:
     assert str(Report((fine,))).startswith("Verdict: fine.\nNothing is flagged.")
     unsure = str(Report((fine, hidden))).splitlines()
     assert unsure[:2] == [
-        "Verdict: fine, as far as can be told.",
+        "Verdict: no fault found; not known: kinetic temperature.",
         "Nothing is flagged, 1 undecided (marked ?).",
     ]
+
+
+def test_a_figure_that_says_nothing_is_not_shown() -> None:
+    for error, shown in ((0.2, True), (520.0, False)):
+        noise = normal(4, 100) - normal(4, 100).mean()
+        stats = {"configurational_temperature": 1.05 + error * noise}
+        found = line(Report(tuple(checks_of(Run({}, stats, {})))), "configurational temperature")
+        assert found.ok is (True if shown else None)
+        assert found.figure.startswith("1.05" if shown else "-")
+    assert "Monte Carlo error" in found.where
 
 
 @pytest.mark.arviz

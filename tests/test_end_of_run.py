@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import Any
 
@@ -242,6 +243,30 @@ def test_what_is_enough(after: Any) -> None:
     assert "chain 2" in told(kernel, states | {"z": {"mu": still}}, last)[0]
     still[2, DRAWS // 2 :] = 1  # it has moved once
     assert told(kernel, states | {"z": {"mu": still}}, last) == []
+
+
+def test_chains_that_hardly_move_are_told() -> None:
+    steps = np.random.default_rng(1).normal(size=(2, 400, 3))
+    walk = {"x": steps.cumsum(1), "y": steps[..., 0]}
+
+    def told(draws: dict, **facts: Any) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            warn_of_run(Run(draws, {}, facts))
+        return [str(w.message) for w in caught]
+
+    (text,) = told(walk)
+    assert re.match(r"effective sample size, bulk: \d\.\d+, expected at least 400; x: ", text)
+    # chains in different modes, a short run, a network, and a descent
+    assert told({"x": steps + 99 * np.arange(2)[:, None, None]}) == []
+    assert told({"x": walk["x"][:, :20]}) == []
+    assert told(walk, network="yes") == told(walk, temperature=0.0) == []
+
+
+def test_a_run_with_a_step_that_is_far_too_short_is_told() -> None:
+    with pytest.warns(SamplingWarning, match="effective sample size, bulk: .* 400; x: ") as told:
+        run(SGRLD(narrow, step_size=1e-9, num_steps=1), num_samples=400)
+    assert [w.filename for w in told] == [__file__]
 
 
 def test_a_descent_may_end_at_rest(after: Any) -> None:

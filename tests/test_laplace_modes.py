@@ -10,6 +10,7 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 from numpyro import handlers
+from numpyro.infer import Predictive
 from numpyro.infer.reparam import DiscreteCosineReparam
 
 from numpyro_geom import RiemannianLaplace
@@ -74,6 +75,24 @@ def test_a_hierarchy_whose_scale_the_draws_would_miss_is_named() -> None:
     # log tau of these draws has a quarter of the posterior's sd; regressions do not warn
     with pytest.warns(SamplingWarning, match=r"curves between .* times as much .* \['tau'\]"):
         RiemannianLaplace(centred_schools).fit(KEY)
+
+
+def skewed() -> None:
+    numpyro.sample("x", dist.Gumbel(0, 1))
+
+
+def test_draws_that_gradients_show_to_be_wrong_are_warned_of_once() -> None:
+    guide = RiemannianLaplace(skewed, metric="euclidean")
+    match = r"error of the means, in sd: -0\.\d.*; x, unconstrained: .* use metric='fisher', or run"
+    params = guide.fit(KEY)
+    with pytest.warns(SamplingWarning, match=match) as told:
+        guide.sample_posterior(KEY, params, sample_shape=(4, 250))
+    guide.sample_posterior(KEY, params, sample_shape=(4, 250))
+    assert [w.filename for w in told] == [__file__]
+    params = guide.fit(KEY)
+    with pytest.warns(SamplingWarning, match=match) as told:
+        Predictive(skewed, guide=guide, params=params, num_samples=10)(KEY)
+    assert [w.filename for w in told] == [__file__]
 
 
 def test_a_mean_that_is_not_taken_is_warned_of() -> None:

@@ -76,7 +76,7 @@ FEWEST_WEIGHTS = 25
 """Smallest number of draws for a Pareto shape. The tail is a fifth of the draws, and the shape
 needs five values in the tail."""
 MEANS, SDS = "error of the means, in sd, by weights", "relative error of the sd, by weights"
-HIDDEN = "Monte Carlo error hides it"
+HIDDEN, UNKNOWN = "Monte Carlo error hides it", "Monte Carlo error is far too large to tell"
 OTHER_COORDINATES = (
     "standardise the inputs, or reparametrise the model (a non-centred hierarchy, for instance)"
 )
@@ -198,8 +198,18 @@ def worst_of(
     worst = int(np.argmax(np.where(sure if sure.any() else known, np.abs(values), -1.0)))
     value, error = float(values[worst]), float(errors[worst])
     ok = verdict(bool(sure.any() and abs(value) > tolerated), errors[known].max(), value, tolerated)
-    where = names[worst] + (f"; {HIDDEN}" if ok is None else "")
-    return Check(name, value, error, f"within {tolerated:g} of 0", ok, where, advice)
+    return _undecided(
+        Check(name, value, error, f"within {tolerated:g} of 0", ok, names[worst], advice), tolerated
+    )
+
+
+def _undecided(check: Check, tolerated: float) -> Check:
+    """A check whose error hides it says so; a figure says nothing if its error is 10 times that."""
+    if check.ok is not None or check.error is None:
+        return check
+    if check.error > 10 * tolerated:
+        return check._replace(value=np.nan, error=None, where=UNKNOWN)
+    return check._replace(where="; ".join(filter(None, (check.where, HIDDEN))))
 
 
 def by_chance(count: int, effective: Any) -> Any:
@@ -569,8 +579,8 @@ def _temperature(name: str, run: Run) -> Check | None:
     if mean > tau:
         cause, remedy = "the steps are too large", f"{smaller_step(run.facts)}, or "
     advice = f"{cause}, or the chain has not converged: use {remedy}a larger num_warmup"
-    where = HIDDEN if ok is None and error is not None else ""
-    return Check(name, mean, error, f"{tau:g}, within {tolerated:.0%}", ok, where, advice)
+    expected = f"{tau:g}, within {tolerated:.0%}"
+    return _undecided(Check(name, mean, error, expected, ok, "", advice), tolerated * tau)
 
 
 @check("draws per chain", "Mixing", "the draws are too few")
@@ -837,7 +847,8 @@ def _slow(run: Run) -> Check | None:
         some = np.asarray(some, float) - np.mean(some, 1, float, keepdims=True)
         some = some[..., np.isfinite(some).all((0, 1)) & (some != 0).any((0, 1))]
         if some.size:
-            found.append((float(np.min(effective_sample_size(some))), name))
+            sizes = effective_sample_size(some)  # below 0 for draws that alternate
+            found.append((float(np.min(np.where(sizes > 0, sizes, np.inf))), name))
     size, name = min(found, default=(np.inf, ""))
     draws = math.prod(next(iter(run.draws.values())).shape[:2])
     if size >= min(TOLERATED_MEAN**-2, draws / LEAST_DRAWS):

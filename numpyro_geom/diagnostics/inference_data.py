@@ -217,7 +217,9 @@ def after_draws(draws: LaplaceDraws) -> None:
     if draws.success.size >= LEAST_DRAWS and model is not None:
         run = run_of_guide(draws)
         arrays, _ = gradients_at_draws(model, run.draws, least_draws=LEAST_DRAWS)
-        warn_of_guide(run._replace(moments=moment_errors(arrays, 1.0)))
+        moments = moment_errors(arrays, 1.0)
+        if moments is not None and moments.full:
+            warn_of_guide(run._replace(moments=moments))
 
 
 def run_of_mcmc(mcmc: MCMC) -> Run:

@@ -55,7 +55,8 @@ class Report(Printed):
     def verdict(self) -> str:
         """One sentence: whether the run is fine, or what is wrong with it."""
         if not self.flagged:
-            return f"Verdict: fine{', as far as can be told' if self.undecided else ''}."
+            unknown = ", ".join(check.name for check in self.undecided)
+            return f"Verdict: {f'no fault found; not known: {unknown}' if unknown else 'fine'}."
         cause = self.flagged[0]
         figure = f"{cause.name}: {cause.figure}, expected {cause.threshold}"
         return f"Verdict: {CHECKS[cause.name].problem} ({figure})."
