@@ -300,6 +300,16 @@ def test_the_energy_of_a_start(given: dict) -> None:
         assert other.adaptation.start_energy == jnp.inf
 
 
+def test_a_chain_that_still_falls_is_in_no_other_mode(after: Any) -> None:
+    kernel, states, last = after
+    unknown = last._replace(adaptation=last.adaptation._replace(start_energy=jnp.full(3, jnp.inf)))
+    for fall, match in ((0, "it is in another mode than chain 0"), (1, "its energy still falls")):
+        energy = states["potential_energy"] / 9 + np.array([[0], [0], [100]])
+        energy[2] -= fall * np.arange(DRAWS)
+        (text,) = told(kernel, states | {"potential_energy": energy}, unknown)
+        assert match in text
+
+
 # Starts that end nowhere
 
 

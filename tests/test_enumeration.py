@@ -20,7 +20,7 @@ from numpyro.infer import MCMC, Predictive
 from numpyro.infer.util import potential_energy
 from targets import SIGMAS
 
-from numpyro_geom import SGRLD, diagnose, to_inference_data
+from numpyro_geom import SGRLD, bound, diagnose, to_inference_data
 from numpyro_geom.model.model import read
 from numpyro_geom.model.plates import read_subsampling
 
@@ -216,6 +216,13 @@ def derived(y: Any) -> None:
 def test_deterministic_sites_that_depend_on_discrete_ones_are_warned_of() -> None:
     with pytest.warns(UserWarning, match=r"sites \['wrong'\] depend on .*infer_discrete=True"):
         start(derived)
+
+
+def test_many_rows_of_a_model_that_is_summed_out_need_no_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bound, "FEW_ROWS", 3)  # warnings are errors
+    SGRLD(mixture).bind(random.key(0), 10, None, (Y,), {})
 
 
 def test_minibatches_are_refused() -> None:

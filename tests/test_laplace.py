@@ -21,9 +21,11 @@ from tiers import short
 
 from numpyro_geom import RiemannianLaplace, to_inference_data
 from numpyro_geom.diagnostics import SamplingWarning, diagnose
+from numpyro_geom.diagnostics.checks import warn_of_guide
+from numpyro_geom.diagnostics.facts import Run
 from numpyro_geom.laplace import LaplaceDraws, RiemannianMetric
 from numpyro_geom.laplace import draw as drawing
-from numpyro_geom.laplace.draw import can_correct, largest_shape, warn_of_failures, warn_of_weights
+from numpyro_geom.laplace.draw import can_correct, largest_shape
 from numpyro_geom.laplace.fit import AtMode, at_mode
 from numpyro_geom.laplace.geodesic import Geodesic, exponential_map, log_map
 from numpyro_geom.laplace.metrics import (
@@ -419,7 +421,7 @@ def test_weights_turn_draws_of_logistic_regression_into_the_posterior(metric: st
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:pareto_k is")  # few draws
+@pytest.mark.filterwarnings("ignore:Pareto shape")  # few draws
 def test_weights_of_monge_on_a_gaussian_have_their_closed_form() -> None:
     # in one dimension v = (x sqrt(1 + x^2) + asinh x) / 2 and dv/dx = sqrt(1 + x^2)
     tight = {"rtol": 1e-9, "atol": 1e-11}
@@ -437,7 +439,7 @@ def test_weights_of_monge_on_a_gaussian_have_their_closed_form() -> None:
     assert float(jnp.ptp(draws.log_weight)) < 1e-4
 
 
-@pytest.mark.filterwarnings("ignore:pareto_k is")  # few draws
+@pytest.mark.filterwarnings("ignore:Pareto shape")  # few draws
 @pytest.mark.parametrize("name", short(["exact", "monge"], kept=["exact"]))
 def test_weights_of_an_exact_guide_are_equal(name: str) -> None:
     a, (wide, narrow) = 1.5, (5.0, 0.05)
@@ -535,7 +537,7 @@ def test_a_second_call_compiles_nothing(caplog: pytest.LogCaptureFixture) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:pareto_k is")  # few draws
+@pytest.mark.filterwarnings("ignore:Pareto shape")  # few draws
 def test_other_supports_and_networks_with_params_work() -> None:
     y = jnp.asarray(np.random.default_rng(0).exponential(0.5, 80))
     guide = RiemannianLaplace(positive, prior_metric="expected")
@@ -734,16 +736,15 @@ def test_geodesics_that_are_given_up_are_flagged_and_warned_of() -> None:
 
 
 def test_failures_are_warned_of_with_advice_that_is_not_followed_yet() -> None:
-    success = np.array([True, False])
+    success = np.array([[True, False]])
     for given, advice in (
         ({"metric": "euclidean"}, "metric='fisher'"),
-        ({"prior_metric": "hessian"}, "prior_metric='expected'"),
-        ({}, "reparametrise the model"),
+        ({"metric": "fisher", "prior_metric": "hessian"}, "prior_metric='expected'"),
+        ({"metric": "fisher"}, "reparametrise the model"),
     ):
-        guide = RiemannianLaplace(logistic, **given)
-        settings = guide.settings.resolve(3, has_factor=False, has_observed=True)
+        run = Run({}, {"success": success, "n_fevals": np.full((1, 2), 6)}, given)
         with pytest.warns(SamplingWarning, match=f"1 of 2 geodesics failed.*or (use )?{advice}"):
-            warn_of_failures(settings, success, np.full(success.shape, 6))
+            warn_of_guide(run)
 
 
 def test_late_geodesics_leave_their_chunk_and_come_back_to_their_place(
@@ -789,11 +790,15 @@ def test_late_geodesics_leave_their_chunk_and_come_back_to_their_place(
 def test_the_shape_that_weights_may_have_grows_with_their_number() -> None:
     assert [largest_shape(n) for n in (100, 1000, 10_000)] == pytest.approx([1 / 2, 2 / 3, 0.7])
     assert largest_shape(1) < 0
-    weights = np.linspace(0, 5, 100)
-    with pytest.warns(SamplingWarning, match="is 0.60: expected below 0.50 for 100 weights"):
-        warn_of_weights(weights, 0.6)
+
+    def warn(weights: np.ndarray) -> None:
+        arrays = {"x": weights[None]}, {"log_weight": weights[None]}
+        warn_of_guide(Run(*arrays, {"pareto_k": 0.6}))
+
+    with pytest.warns(SamplingWarning, match="of weights: 0.6, expected below 0.5; .* 100 draws"):
+        warn(np.linspace(0, 5, 100))
     for fine in (np.linspace(0, 5, 1000), np.zeros(100)):  # more weights, equal weights
-        warn_of_weights(fine, 0.6)
+        warn(fine)
 
 
 def test_a_search_that_finds_nothing_finite_is_an_error() -> None:
@@ -945,7 +950,7 @@ def test_velocities_that_are_not_found_are_told_from_geodesics(
 
     monkeypatch.setattr(drawing, "gaussian", lost)
     with pytest.warns(
-        SamplingWarning, match="1 of 4 draws failed: the velocity.*enable_x64"
+        SamplingWarning, match="1 of 4 geodesics failed: the velocity.*enable_x64"
     ) as told:
         draws = guide.draw(KEY, params, sample_shape=(4,))
     assert len(told) == 1

@@ -20,6 +20,8 @@ from scripts import load_script
 
 from numpyro_geom import SGRLD, SGKernel
 from numpyro_geom._checks import SamplingWarning, warn_outside
+from numpyro_geom.diagnostics.moments import gradients_at_draws
+from numpyro_geom.diagnostics.replay import pointwise_log_prob
 from numpyro_geom.model import read
 from numpyro_geom.model.start import check_lanes, sums_wrongly
 
@@ -219,3 +221,11 @@ def test_chains_that_jaxlib_computes_wrongly() -> None:
         return
     with pytest.raises(RuntimeError, match="chain_method='sequential'.*another version"):
         check_lanes(model, position)
+    # draws are looked at one by one then
+    w = {"w": np.asarray(position["w"])}
+    arrays, _ = gradients_at_draws(model, {"w": w["w"][None]})
+    alone = jax.jit(jax.grad(model.energy))({"w": position["w"][-1]})["w"]
+    np.testing.assert_allclose(arrays["grad_U.w"][0, -1], alone, rtol=1e-3, atol=0.1)
+    found = pointwise_log_prob(model, w, ["y"])["y"][-1]
+    one = jax.jit(lambda draw: model.log_prob(draw, {}, ["y"]))({"w": position["w"][-1]})["y"]
+    np.testing.assert_allclose(found, one, rtol=1e-3, atol=1e-3)

@@ -280,9 +280,10 @@ def test_thresholds(name: str, facts: dict, ok: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("exact", "count", "ok"), [(False, 40, True), (False, 41, False), (True, 20, True),
-                               (True, 21, False)]
-)  # fmt: skip
+    ("exact", "count", "ok"),  # chance explains some more than the bound
+    [(False, 40, True), (False, 41, None), (False, 60, False)]
+    + [(True, 20, True), (True, 21, None), (True, 34, False)],
+)
 def test_share_of_divergences(exact: bool, count: int, ok: bool) -> None:
     stats = {"diverging": np.arange(4000).reshape(4, 1000) < count}
     found = made_up(stats, **({"target_accept": 0.8} if exact else {}))["divergences"]
@@ -308,6 +309,13 @@ def test_more_draws_are_advised_where_they_help(relaxations: float, more_draws: 
     advice = longer(Run({}, {}, {"relaxations": relaxations, "relaxation_steps": 1e6}))
     assert ("increase num_samples" in advice) is more_draws
     assert ("the chain has hardly moved" in advice) is not more_draws
+
+
+def test_draws_of_most_steps_ask_for_other_coordinates() -> None:
+    facts = {"lam_H": [9.0, 45.3], "lam_min": 1e-3, "num_steps": "auto", "relaxations": 9.0}
+    advice = longer(Run({}, {}, facts | {"final_num_steps": [200, 500]}))
+    assert advice.startswith("draws of 500 steps are too short for a condition of 45,300: standard")
+    assert longer(Run({}, {}, facts | {"final_num_steps": 200})).startswith("increase num_samples")
 
 
 def test_steps_that_moved_nothing_are_no_relaxation() -> None:

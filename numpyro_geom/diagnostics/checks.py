@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpyro.diagnostics import effective_sample_size
-from scipy.special import stdtrit
+from scipy.special import bdtrc, stdtrit
 
 from .._checks import warn_outside
 from .._util import AT_ONCE, evenly
 from ..laplace.draw import EQUAL_WEIGHTS, can_correct, largest_shape, normalized
-from ..sampling.algorithm import rule_temperature
+from ..laplace.settings import MATRIX_LIMIT
+from ..sampling.algorithm import MAX_NUM_STEPS, rule_temperature
 from ..warmup.start import FAR_ABOVE
 from .draws import (
     LEAST_PER_CHAIN,
@@ -48,7 +49,8 @@ BRIDGED = 10.0
 spread D / 2 of the energies in a target."""
 LARGEST_FAILED, LARGEST_REJECTED = 0.01, 0.005
 """Share of draws with steps that were undone, and with trajectories that were rejected because of
-huge errors. Right runs of the benchmark have up to 0.0065 of the former and none of the latter."""
+huge errors, beyond chance. Right runs of the benchmark have up to 0.0065 of the former, and of a
+Poisson process 0.0085 of the latter."""
 LEAST_ESS = 400
 """Effective draws over all chains (Vehtari et al., Bayesian Analysis 16(2), 2021)."""
 LARGEST_RHAT = 1.01
@@ -75,7 +77,8 @@ MOST_LONGER = 25.0
 FEWEST_WEIGHTS = 25
 """Smallest number of draws for a Pareto shape. The tail is a fifth of the draws, and the shape
 needs five values in the tail."""
-MEANS, SDS = "error of the means, in sd, by weights", "relative error of the sd, by weights"
+MOMENTS = "error of the means, in sd", "relative error of the sd"
+MEANS, SDS = (f"{name}, by weights" for name in MOMENTS)
 HIDDEN, UNKNOWN = "Monte Carlo error hides it", "Monte Carlo error is far too large to tell"
 OTHER_COORDINATES = (
     "standardise the inputs, or reparametrise the model (a non-centred hierarchy, for instance)"
@@ -260,16 +263,18 @@ def less_noise(facts: Mapping[str, Any]) -> str:
 def longer(run: Run) -> str:
     """Advice for too few effective draws: draw more, unless far too many would be needed."""
     spanned, facts = relaxations(run), run.facts
-    if spanned is None or spanned * MOST_LONGER >= ENOUGH_RELAXATIONS:
+    steps, condition = np.max(facts.get("final_num_steps", 0)), ""
+    if "lam_min" in facts and facts.get("num_steps") == "auto" and steps >= MAX_NUM_STEPS:
+        ratio = np.max(np.asarray(facts["lam_H"]) / np.asarray(facts["lam_min"]))
+        condition = f"draws of {steps} steps are too short for a condition of {digits(ratio)}: "
+    elif spanned is None or spanned * MOST_LONGER >= ENOUGH_RELAXATIONS:
         return f"increase num_samples or num_steps, or {OTHER_COORDINATES}"
-    times = f"{digits(ENOUGH_RELAXATIONS / spanned)} times " if spanned > 0 else "far "
+    times = f"{digits(ENOUGH_RELAXATIONS / spanned)} times " if spanned else "far "
     how = [f"{n}='auto'" for n in ("step_size", "num_steps") if facts.get(n, "auto") != "auto"]
     if "dense_mass" in facts and not facts.get("scaled"):
         how.append("dense_mass=True, which learns the posterior's scale")
-    return (
-        f"the chain has hardly moved, and a run that is long enough is {times}longer: "
-        f"{''.join(f'use {x}, ' for x in how)}{OTHER_COORDINATES}"
-    )
+    hardly = f"the chain has hardly moved, and a run that is long enough is {times}longer: "
+    return f"{condition or hardly}{''.join(f'use {x}, ' for x in how)}{OTHER_COORDINATES}"
 
 
 # The checks
@@ -306,9 +311,11 @@ def divergences(name: str, run: Run) -> Check | None:
             f"are thrown out of it. Use {smaller}, a larger num_warmup, or another "
             "parametrisation, or make the model finite there"
         )
-    ok = bool(diverging.mean() <= most)
-    where = f"of {diverging.size} draws"
-    return Check(name, float(diverging.sum()), None, f"at most {most:.1%}", ok, where, advice)
+    count, ok = int(diverging.sum()), bool(diverging.mean() <= most) or None
+    if bdtrc(count - 1, diverging.size, most) < FALSE_ALARM:  # more than chance explains
+        ok = False
+    where = f"of {diverging.size} draws" + (f"; {HIDDEN}" if ok is None else "")
+    return Check(name, float(count), None, f"at most {most:.1%}", ok, where, advice)
 
 
 @check("chains that do not move", "Mixing", "the chains do not move")
@@ -360,7 +367,7 @@ def energy_above_the_start(name: str, run: Run) -> Check | None:
     return at_most(name, rise[worst], usual, f"in nats, chain {worst}", advice)
 
 
-@check("energy above the best chain", "Mixing", "a chain is in a worse mode")
+@check("energy above the best chain", "Mixing", "a chain stays far above another")
 def energy_above_the_best_chain(name: str, run: Run) -> Check | None:
     """Energies of chains that differ by more than sampling can bridge: one is in a lesser mode."""
     energies = _energies(run)
@@ -378,6 +385,9 @@ def energy_above_the_best_chain(name: str, run: Run) -> Check | None:
         f"it is in another mode than chain {best}, of much less mass by its energy, and does not "
         "cross: leave it out, or start it from init_params among the draws of the better chain"
     )
+    early, late = (np.median(x) for x in np.array_split(energies[worst], 2))
+    if early - late > above[worst] / 10:
+        advice = "its energy still falls, so it has not converged: use a larger num_warmup"
     where = f"in nats, chain {worst}"
     return at_most(name, middles[worst] - middles[best], bridged, where, advice)
 
@@ -495,7 +505,7 @@ def finite_gradients(name: str, run: Run) -> Check | None:
     return at_least(name, run.moments.usable, LEAST_PER_CHAIN, "", advice)
 
 
-@check("error of the means, in sd", "Bias", "the draws are not centred on the target")
+@check(MOMENTS[0], "Bias", "the draws are not centred on the target")
 def error_of_the_means(name: str, run: Run) -> Check | None:
     """Error of the worst mean, from gradients at the draws."""
     advice = f"the draws are not centred on the target; {_other_guide(run.facts)}"
@@ -504,7 +514,7 @@ def error_of_the_means(name: str, run: Run) -> Check | None:
     return _moment(name, run, "mean", TOLERATED_MEAN, advice)
 
 
-@check("relative error of the sd", "Bias", "the draws are biased")
+@check(MOMENTS[1], "Bias", "the draws are biased")
 def error_of_the_sds(name: str, run: Run) -> Check | None:
     """Relative error of the worst standard deviation, from gradients at the draws."""
     facts = run.facts
@@ -679,16 +689,27 @@ def failed_geodesics(name: str, run: Run) -> Check | None:
     """Draws whose geodesic was not followed to its end."""
     if "success" not in run.stats:
         return None
-    failed = np.sum(~run.stats["success"].astype(bool))
-    fisher = run.facts.get("metric") == "fisher"
-    other = "reparametrise the model" if fisher else "use metric='fisher'"
+    facts, failed = run.facts, ~run.stats["success"].astype(bool)
+    other = "use metric='fisher' if the model has observed sites"
+    if facts.get("metric") == "fisher":
+        hessian = facts.get("prior_metric") == "hessian"
+        other = "use prior_metric='expected'" if hessian else "reparametrise the model"
+    cause = f"no end within max_steps={facts.get('max_steps')}, or not finite"
+    if facts.get("metric") == "monge-log":
+        cause += ", or a logarithmic map that did not converge"
+    other = f"draw again from a guide with a larger max_steps or rtol, or {other}"
+    if np.any(failed & (run.stats.get("n_fevals", 1) == 0)):
+        cause = "the velocity, a solve with the Fisher metric, was not found"
+        other = (
+            "give sites priors of similar scales, or, up to "
+            f"{MATRIX_LIMIT} dimensions, use solver='cholesky'"
+        )
     advice = (
-        "these draws are NaN (`success` in sample_stats marks them), and leaving them out "
-        "biases the other draws. Draw again from a guide with a larger max_steps "
-        f"or rtol, standardise the inputs, or {other}"
+        f"{cause}. These draws are NaN (`success` marks them), and leaving them out biases the "
+        "other draws. Use float64 (numpyro.enable_x64()), standardise the inputs, " + other
     )
-    where = f"{failed} of {run.stats['success'].size} geodesics failed"
-    return none_of(name, failed, where, advice)
+    where = f"{failed.sum()} of {failed.size} geodesics failed"
+    return none_of(name, failed.sum(), where, advice)
 
 
 @check("Pareto shape of weights", "Bias", "the guide is far from the posterior")
@@ -857,14 +878,20 @@ def _slow(run: Run) -> Check | None:
 
 
 def warn_of_guide(run: Run) -> None:
-    """Warn if a mean of a guide's draws is off by a quarter of an sd, or a variance by a quarter.
+    """Warn of failed draws, weights that correct nothing, and moments that are off by a quarter.
+
+    A quarter of an sd of a mean, or a quarter of a variance.
 
     Warns:
         SamplingWarning: with the figure, and what to do.
     """
-    for name, power in (("error of the means, in sd", 1), ("relative error of the sd", 2)):
+    names = "failed geodesics", "Pareto shape of weights", *MOMENTS
+    for name in names:
         found = CHECKS[name].find(run)
-        wrong = found is not None and found.ok is False
-        if wrong and abs((1 + found.value) ** power - 1) > TOLERATED_MEAN:
+        if found is None or found.ok is not False:
+            continue
+        power = 1 + (name == MOMENTS[1])
+        slight = abs((1 + found.value) ** power - 1) <= TOLERATED_MEAN
+        if name not in MOMENTS or (run.moments.full and not slight):
             warn_outside(found.sentence)
             return

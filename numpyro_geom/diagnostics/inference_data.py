@@ -211,15 +211,19 @@ def after_run(mcmc: MCMC) -> None:
         warn_of_run(Run(draws, stats, facts_of_mcmc(mcmc)))
 
 
-def after_draws(draws: LaplaceDraws) -> None:
-    """Warn of a guide's draws, shape (draws,), if gradients show that they are wrong."""
-    model = model_of(draws)
-    if draws.success.size >= LEAST_DRAWS and model is not None:
-        run = run_of_guide(draws)
+def after_draws(draws: LaplaceDraws, *, gradients: bool) -> bool:
+    """Warn of a guide's draws, shape (draws,); returns whether gradients need no further look.
+
+    ``gradients`` asks for a look, which takes some draws and has no use beside weights.
+    """
+    run = run_of_guide(draws)
+    looks = gradients and draws.log_weight is None and draws.success.size >= LEAST_DRAWS
+    if looks:
+        model: Any = model_of(draws)
         arrays, _ = gradients_at_draws(model, run.draws, least_draws=LEAST_DRAWS)
-        moments = moment_errors(arrays, 1.0)
-        if moments is not None and moments.full:
-            warn_of_guide(run._replace(moments=moments))
+        run = run._replace(moments=moment_errors(arrays, 1.0))
+    warn_of_guide(run)
+    return looks or not gradients
 
 
 def run_of_mcmc(mcmc: MCMC) -> Run:

@@ -44,6 +44,7 @@ import numpy as np
 from .._util import LANES, evenly, num_at_once
 from ..model.jaxprs import lean_options, work
 from ..model.model import Model
+from ..model.start import wrong_lane
 from .draws import (
     LEAST_PER_CHAIN,
     MAX_ENTRIES,
@@ -220,6 +221,9 @@ def gradients_at_draws(
     operations = work(jax.make_jaxpr(gradients)(arrays, one).jaxpr, 100)
     at_once = max(1, min(at_once, int(MAX_WORK / operations)))
     block = {name: x[:at_once] for name, x in z.items()}
+    gradient = jax.grad(lambda z: model.energy(z | empty))
+    if wrong_lane((gradient,), block, model.plan.sizes.values()):
+        block, at_once = one, 1
     program = jax.jit(gradients, compiler_options=lean_options()).lower(arrays, block).compile()
     begin = time.perf_counter()
     jax.block_until_ready(program(arrays, block))

@@ -20,6 +20,7 @@ from ..model.abstract import abstract_trace, with_start
 from ..model.arguments import on_device
 from ..model.model import Model
 from ..model.plates import on_all_rows
+from ..model.start import wrong_lane
 from .draws import Arrays, host
 
 
@@ -82,16 +83,20 @@ def pointwise_log_prob(
 ) -> Arrays:
     """Pointwise log likelihood of sites, on all rows or some, for some draws at a time."""
 
+    def of_one(draw: Arrays) -> dict[str, jax.Array]:
+        return model.log_prob(draw, rows or {}, names)
+
     @jax.jit
     def log_prob(arrays: list, draws: Arrays) -> dict[str, jax.Array]:
-        return jax.vmap(lambda draw: model.with_arrays(arrays).log_prob(draw, rows or {}, names))(
-            draws
-        )
+        known = model.with_arrays(arrays)
+        return jax.vmap(lambda draw: known.log_prob(draw, rows or {}, names))(draws)
 
     num_draws = next(iter(draws.values())).shape[0]
     whole = jax.eval_shape(log_prob, model.arrays, draws)
     values = sum(x.size for x in whole.values()) // num_draws
     chunk = min(num_draws, LANES, num_at_once(32 * values))
+    if wrong_lane((of_one,), {name: x[:chunk] for name, x in draws.items()}, [values]):
+        chunk = 1
     found = {name: np.empty(x.shape, x.dtype) for name, x in whole.items()}
     for first in range(0, num_draws, chunk):
         # the last chunk repeats its last entry: all chunks have one shape and one compilation

@@ -110,38 +110,23 @@ def diagnose(
       all chains; rank-normalised R-hat, at most 1.01. For more than four chains, the bound on R-hat
       is its value at 400 effective draws, (1 + 2 chains / 400)^1/2. These checks detect chains that
       are too short or that disagree. They cannot detect a bias that all chains share.
-    - **moments**: the error of the means, in standard deviations, and the relative error of the
-      standard deviations. Both are for the worst unconstrained coordinate, and both are computed
-      from gradients of U on all rows at the draws. Let m and S be the mean and the covariance of
-      the draws. Draws of exp(-U / tau) satisfy
-
-          E[(S grad U)_j] = 0,    E[(theta_j - m_j) (S grad U)_j] = tau S_jj.
-
-      On a Gaussian target, the deviation from these identities is the error itself
-      (see `numpyro_geom.diagnostics.moments`). The error of the standard deviations detects
-      the bias of any kernel in the region where the draws are. It overstates a large bias. The
-      error of the means detects chains that have not converged. It does not detect bias
-      under a constant step size and a constant metric, because E[grad U] then stays 0. Neither
-      detects a mode that no chain visits. An error is flagged if it exceeds its tolerance (0.25 for
-      means, 0.03 for standard deviations) and also exceeds what Monte Carlo error explains with a
-      chance of 1% over all coordinates together. In high dimensions, the draws cannot determine
-      all correlations. The full S is used in up to 200 dimensions, and at most a tenth of the
-      effective draws of half the run. Above that, S is its diagonal, and each of the two is either
-      flagged or undecided.
-    - **temperatures**: the mean of (theta - c) . grad U / D over all steps, and the mean of
-      r'M^-1 r / D. The gradients are the minibatch gradients that the kernel used. Both means are
-      tau for the target. A temperature is flagged if it differs from tau by more than
-      ``bias_tolerance``, beyond Monte Carlo error.
-    - **step size**: the bias of variances that the step size causes, to first order. It is the sum
-      of h lam_H / 2 from discretisation, or its square with averaged noise, and
-      h lam_C / (2 tau) from minibatch noise (or as the kernel's docstring says). The sum must be at
-      most ``bias_tolerance``. It is measured under ``step_size="auto"`` or ``num_steps="auto"``.
+    - **moments**: errors of the means, at most 0.25 sd, and of the standard deviations, at most 3%,
+      beyond Monte Carlo error with a chance of 1% over all coordinates together. They are those of
+      the worst unconstrained coordinate, from gradients of U on all rows at the draws
+      (`numpyro_geom.diagnostics.moments` has the identities). The sds detect the bias of any kernel
+      in the region where the draws are, and the means detect chains that have not converged.
+      Neither detects a mode that no chain visits. Where the draws cannot determine all
+      correlations (above 200 dimensions), the two are flagged or undecided.
+    - **temperatures**: means over all steps that are tau for the target, within ``bias_tolerance``.
+    - **step size**: the bias of variances that the step size causes, to first order, at most
+      ``bias_tolerance``, if warm-up has measured it.
     - **length**: the number of relaxation times 1 / (h lam_min) that a chain spans, at least 50.
     - **divergences**: draws with steps that were not finite or not stable, at most 1%, or with
       rejected trajectories of huge energy errors, at most 0.5%.
     - **chains**: a chain that does not move, whose energy stays far above where it started, or far
       above that of another chain; a metric with ``divergence="corrected"`` whose memory is long.
-      ``mcmc.run`` warns of these at its end, and a long run when its draws are first read.
+      ``mcmc.run`` warns of these at its end, and of chains that hardly move; a long run when its
+      draws are first read.
     - **guides**: failed geodesics, the Pareto shape of the weights, and the means and sds without
       weights against those with weights, with the tolerances of **moments**.
 

@@ -21,14 +21,14 @@ from tqdm import tqdm
 
 from .._checks import warn_outside
 from .._linalg import one_by_one
-from .._util import LANES, is_traced, num_at_once
+from .._util import LANES, num_at_once
 from ..model.arrowhead import ArrowRoot
 from .fit import AtMode
 from .geodesic import EVALUATIONS_PER_STEP, Geodesic, exponential_map, log_map, shoot
 from .information.form import HIGHEST, Flat
 from .metrics import acceleration_fn, choose_solver, fisher_metric, fisher_of
 from .predictive import FlatPosterior
-from .settings import MATRIX_LIMIT, LaplaceSettings, check_dense
+from .settings import LaplaceSettings, check_dense
 
 EQUAL_WEIGHTS = 0.01
 """Range of log weights, in nats, below which the weights have no tail to describe."""
@@ -167,66 +167,6 @@ def pareto_shape(log_weights: np.ndarray) -> float:
             except ValueError:  # too few weights for a tail
                 k = np.inf
     return np.inf if np.isnan(k) else k
-
-
-# --- what draws tell their user
-
-
-def judge(
-    settings: LaplaceSettings, geodesics: Geodesic, weights: jax.Array | None
-) -> float | None:
-    """Warn of failed draws and of bad weights; returns the weights' shape, None while tracing."""
-    if is_traced(geodesics.position):
-        return None
-    fate = np.asarray(geodesics.success), np.asarray(geodesics.num_evaluations)
-    warn_of_failures(settings, *fate)
-    if weights is None:
-        return None
-    shape = pareto_shape(np.asarray(weights))
-    warn_of_weights(np.asarray(weights), shape)
-    return shape
-
-
-def warn_of_failures(
-    settings: LaplaceSettings, success: np.ndarray, evaluations: np.ndarray
-) -> None:
-    """Warn of geodesics that were not followed to their end, or that have no velocity."""
-    lost = int(np.sum(~success & (evaluations == 0)))
-    failed = int(np.sum(~success)) - lost
-    if lost:
-        warn_outside(
-            f"{lost} of {success.size} draws failed: the velocity, a solve with the Fisher "
-            "metric, was not found. Such draws are NaN and `draw(...).success` tells which. Use "
-            "float64 (numpyro.enable_x64()), standardise the inputs, give sites priors of similar "
-            f"scales, or, up to {MATRIX_LIMIT} dimensions, use solver='cholesky'"
-        )
-    if not failed:
-        return
-    why = f"no end within max_steps={settings.max_steps}, or not finite"
-    if settings.metric == "monge-log":
-        why += ", or a logarithmic map that did not converge"
-    other = "reparametrise the model"
-    if settings.metric != "fisher":
-        other = "use metric='fisher' if the model has observed sites"
-    elif settings.prior_metric == "hessian":
-        other = "use prior_metric='expected'"
-    warn_outside(
-        f"{failed} of {success.size} geodesics failed: {why}. Their draws and weights are NaN and "
-        "`draw(...).success` tells which; leaving them out biases the rest. Raise max_steps, "
-        "loosen rtol, standardise the inputs, use float64 (numpyro.enable_x64()), or "
-        f"{other}"
-    )
-
-
-def warn_of_weights(log_weights: np.ndarray, shape: float) -> None:
-    """Warn if the weights cannot turn the draws into draws of the posterior."""
-    if np.any(np.isnan(log_weights)) or can_correct(log_weights, shape):
-        return
-    warn_outside(
-        f"pareto_k is {shape:.2f}: expected below {largest_shape(log_weights.size):.2f} for "
-        f"{log_weights.size} weights. They do not turn the draws into draws of the posterior: draw "
-        "more, reparametrise the model, or run MCMC",
-    )
 
 
 # --- chunks

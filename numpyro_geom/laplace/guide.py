@@ -41,6 +41,7 @@ from ..model.bad_rows import check_finite
 from ..model.jaxprs import lean_options
 from ..model.model import Model, read
 from ..model.potential import in_coordinates
+from ..model.start import wrong_lane
 from . import draw as drawing
 from .draw import LaplaceDraws
 from .fit import (
@@ -322,14 +323,14 @@ class RiemannianLaplace(Guide, AutoContinuous):
         ends = jax.block_until_ready(ends)
         seconds = (time.perf_counter() - begin) / max(count, 1)
         known = weights if log_weight else None
-        pareto_k = drawing.judge(self.settings, ends, known)
+        within = is_traced(ends)
+        pareto_k = drawing.pareto_shape(np.asarray(known)) if log_weight and not within else None
         found, model = (samples, *ends, known), self._posterior(params, data).model
         source = model.runnable, model.args, model.kwargs, self.settings.record()
-        if not (self._told or log_weight or is_traced(ends)):
-            # by name, because reports are above guides
-            reports = import_module("numpyro_geom.diagnostics.inference_data")
-            reports.after_draws(LaplaceDraws._make((*found, pareto_k, seconds, *source)))
-            self._told = count >= reports.LEAST_DRAWS
+        if count and not within:  # by name, because reports are above guides
+            after_draws = import_module("numpyro_geom.diagnostics.inference_data").after_draws
+            draws = LaplaceDraws._make((*found, pareto_k, seconds, *source))
+            self._told = after_draws(draws, gradients=not self._told)
         found = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), found)
         return LaplaceDraws._make((*found, pareto_k, seconds, *source))
 
@@ -651,6 +652,8 @@ class RiemannianLaplace(Guide, AutoContinuous):
             return self._run(drawing.follow, data, params, at, draws, squares, **static)
 
         draws, squares = drawing.gaussian_in_chunks(gaussian, keys, chunk)
+        if wrong_lane((posterior.energy,), loc + draws[:chunk], data.plan.sizes.values()):
+            chunk = 1
         most = self.settings.max_steps
         return drawing.follow_in_chunks(
             *(follow, draws, squares, chunk, most), progress_bar=progress_bar

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -230,32 +230,41 @@ def check_rows(model: Model, position: PyTree) -> None:
 
 
 def check_lanes(model: Model | None, position: PyTree) -> None:
-    """Raise if energies of chains in one batch differ from the same energies one by one.
-
-    jaxlib 0.10.2 sums wrongly on a CPU where arrays of more than 2^15 rows, all lanes together,
-    share an operand without lanes. Only such batches are evaluated here.
-    """
+    """Raise if energies of chains in one batch differ from the same energies one by one."""
     if model is None or model.on_host or is_traced((position, model.args, model.kwargs)):
         return
-    sizes = np.shape(jax.tree.leaves(position)[0])[0], *model.plan.sizes.values()
-    if np.prod(sizes, dtype=float) <= 2**15 or not sums_wrongly():
-        return
-    both = jax.value_and_grad(model.energy)
-    many = np.prod(sizes[1:])  # sums over rows have errors of their own
     # a program with the gradient can be right where one without it is wrong
-    for fn in (both, model.energy):
-        together = compiled(jax.vmap(fn), position)
-        for k in evenly(sizes[0], 8):  # the last lanes are wrong
-            alone = compiled(fn, jax.tree.map(lambda x, k=k: x[k], position))
+    fns = jax.value_and_grad(model.energy), model.energy
+    if found := wrong_lane(fns, position, model.plan.sizes.values()):
+        lane, error, largest = found
+        raise RuntimeError(
+            f"jaxlib computes the energy or gradient of chain {lane} wrongly in a batch of chains: "
+            f"off by {error:.3g}, of {largest:.3g}. Use MCMC(..., chain_method='sequential'), or "
+            "another version of jaxlib than 0.10.2"
+        )
+
+
+def wrong_lane(
+    fns: Iterable[Callable], positions: PyTree, sizes: Iterable[int]
+) -> tuple[int, Any, Any] | None:
+    """A lane where a function of positions differs from itself of one position, and by how much.
+
+    jaxlib 0.10.2 sums wrongly on a CPU where arrays of more than 2^15 rows, all lanes together,
+    share an operand without lanes. Only such batches, of plates of these sizes, are evaluated.
+    """
+    lanes, many = np.shape(jax.tree.leaves(positions)[0])[0], np.prod([*sizes], dtype=float)
+    if lanes * many <= 2**15 or not sums_wrongly():
+        return None
+    for fn in fns:
+        together = compiled(jax.vmap(fn), positions)
+        for k in evenly(lanes, 8):  # the last lanes are wrong
+            alone = compiled(fn, jax.tree.map(lambda x, k=k: x[k], positions))
             for x, y in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
                 error, largest = jnp.max(jnp.abs(x[k] - y)), jnp.max(jnp.abs(y))
+                # sums over rows have errors of their own
                 if error > jnp.finfo(y.dtype).eps ** 0.5 * (many + largest):
-                    raise RuntimeError(
-                        f"jaxlib computes the energy or gradient of chain {k} wrongly in a batch "
-                        f"of chains: off by {error:.3g}, of {largest:.3g}. Use "
-                        "MCMC(..., chain_method='sequential'), or another version of jaxlib than "
-                        "0.10.2"
-                    )
+                    return int(k), error, largest
+    return None
 
 
 @cache
