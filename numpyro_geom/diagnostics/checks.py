@@ -311,9 +311,9 @@ def divergences(name: str, run: Run) -> Check | None:
             f"are thrown out of it. Use {smaller}, a larger num_warmup, or another "
             "parametrisation, or make the model finite there"
         )
-    count, ok = int(diverging.sum()), bool(diverging.mean() <= most) or None
-    if bdtrc(count - 1, diverging.size, most) < FALSE_ALARM:  # more than chance explains
-        ok = False
+    count = int(diverging.sum())
+    by_chance_too = bdtrc(count - 1, diverging.size, most) >= FALSE_ALARM
+    ok = True if diverging.mean() <= most else None if by_chance_too else False
     where = f"of {diverging.size} draws" + (f"; {HIDDEN}" if ok is None else "")
     return Check(name, float(count), None, f"at most {most:.1%}", ok, where, advice)
 
@@ -561,19 +561,10 @@ def _moment(name: str, run: Run, kind: str, tolerated: float, advice: str) -> Ch
     return line._replace(where=where, ok=line.ok if found.full or not line.ok else None)
 
 
-@check("configurational temperature", "Bias", "the draws are biased")
-def configurational_temperature(name: str, run: Run) -> Check | None:
-    """Mean of (theta - c) . grad U / D, which is tau for draws of the target."""
-    return _temperature(name, run)
-
-
 @check("kinetic temperature", "Bias", "the momenta are biased")
-def kinetic_temperature(name: str, run: Run) -> Check | None:
-    """Mean of r'M^-1 r / D, which is tau for momenta of the target."""
-    return _temperature(name, run)
-
-
-def _temperature(name: str, run: Run) -> Check | None:
+@check("configurational temperature", "Bias", "the draws are biased")
+def temperature(name: str, run: Run) -> Check | None:
+    """A mean that is tau: of (theta - c) . grad U / D for draws, of r'M^-1 r / D for momenta."""
     tau, tolerated = run.temperature, _tolerance(run)
     values = run.stats.get(name.replace(" ", "_"))
     if tau <= 0 or values is None:
@@ -602,45 +593,23 @@ def draws_per_chain(name: str, run: Run) -> Check | None:
     return at_least(name, run.mixing.draws, LEAST_PER_CHAIN, "", advice)
 
 
-@check("effective sample size, bulk", "Mixing", "the draws are too few")
-def effective_bulk(name: str, run: Run) -> Check | None:
-    """Effective draws for the mean of the worst entry."""
-    return _effective(name, run, "bulk")
-
-
 @check("effective sample size, tail", "Mixing", "the draws are too few")
-def effective_tail(name: str, run: Run) -> Check | None:
-    """Effective draws for the 5% and 95% quantiles of the worst entry."""
-    return _effective(name, run, "tail")
-
-
-def _effective(name: str, run: Run, kind: str) -> Check | None:
+@check("effective sample size, bulk", "Mixing", "the draws are too few")
+def effective_size_of(name: str, run: Run) -> Check | None:
+    """Effective draws of the worst entry: for its mean, or for its 5% and 95% quantiles."""
     if run.mixing is None or not run.mixing.names:
         return None
-    sizes = getattr(run.mixing, kind)
+    sizes = getattr(run.mixing, name[-4:])
     worst = int(np.argmin(sizes))
     return at_least(name, sizes[worst], LEAST_ESS, run.mixing.names[worst], longer(run))
 
 
-@check("step size", "Step")
-def step_size(name: str, run: Run) -> Check | None:
-    """The mean over draws."""
-    return _mean_over_draws(name, run, "step_size")
-
-
-@check("steps per draw", "Step")
-def steps_per_draw(name: str, run: Run) -> Check | None:
-    """The mean over draws."""
-    return _mean_over_draws(name, run, "n_steps")
-
-
 @check("acceptance rate", "Step")
-def acceptance_rate(name: str, run: Run) -> Check | None:
+@check("steps per draw", "Step")
+@check("step size", "Step")
+def mean_over_draws(name: str, run: Run) -> Check | None:
     """The mean over draws."""
-    return _mean_over_draws(name, run, "acceptance_rate")
-
-
-def _mean_over_draws(name: str, run: Run, figure: str) -> Check | None:
+    figure = "n_steps" if name == "steps per draw" else name.replace(" ", "_")
     if figure not in run.stats or not run.of_this_package:
         return None
     means = np.asarray(run.stats[figure], float).mean(1)
@@ -752,24 +721,16 @@ def known_at_all(name: str, run: Run) -> Check | None:
     return Check(name, np.nan, None, "either", False, "there are none", advice)
 
 
-@check(MEANS, "Bias", "the draws are not centred on the target")
-def means_by_weights(name: str, run: Run) -> Check | None:
-    """Errors of the means of the draws without weights."""
-    return _by_weights(run).get(name)
-
-
 @check(SDS, "Bias", "the draws are biased")
-def sds_by_weights(name: str, run: Run) -> Check | None:
-    """Errors of the sds of the draws without weights."""
-    return _by_weights(run).get(name)
-
-
-def _by_weights(run: Run) -> dict[str, Check]:
+@check(MEANS, "Bias", "the draws are not centred on the target")
+def moment_by_weights(name: str, run: Run) -> Check | None:
+    """Errors of the means or sds of the draws without weights, see `weight_checks`."""
     log_weight = run.stats.get("log_weight")
     if log_weight is None or "pareto_k" not in run.facts:
-        return {}
+        return None
     correct = can_correct(log_weight, float(run.facts["pareto_k"]))
-    return {check.name: check for check in weight_checks(dict(run.draws), log_weight, correct)}
+    found = weight_checks(dict(run.draws), log_weight, correct)
+    return next((check for check in found if check.name == name), None)
 
 
 def weight_checks(draws: Arrays, log_weight: np.ndarray, correct: bool) -> list[Check]:
