@@ -55,7 +55,7 @@ class Report(Printed):
     def verdict(self) -> str:
         """One sentence: whether the run is fine, or what is wrong with it."""
         if not self.flagged:
-            unknown = ", ".join(check.name for check in self.undecided)
+            unknown = "; ".join(check.name for check in self.undecided)
             return f"Verdict: {f'no fault found; not known: {unknown}' if unknown else 'fine'}."
         cause = self.flagged[0]
         figure = f"{cause.name}: {cause.figure}, expected {cause.threshold}"
