@@ -112,10 +112,7 @@ def momentum_algorithm(
         friction, tau = np.asarray(dynamics.friction), settings.temperature
         tau, bend = rule_temperature(tau), step_size**2 * curvature / 4
         part = step_size**2 * noise / (4 * tau * np.tanh(friction * step_size / 2)) / (1 - bend)
-        text = (
-            "{0} from discretisation on a Gaussian (where h^2 lam_H / 4 < 1), "
-            "h^2 lam_C / (4 tau tanh(gamma h / 2)) = {1} from minibatch noise"
-        )
+        text = "{0} from discretisation on a Gaussian, {1} from minibatch noise"
         return 0 * part, part, text + remark
 
     fields = {"at_rest": at_rest, "motion": NEWTON, **others}

@@ -244,9 +244,8 @@ def langevin_algorithm(
 
     def bias(curvature: Any, noise: Any, step_size: Any, dynamics: PyTree) -> tuple[Any, Any, str]:
         bend, part = step_size * curvature / 2, step_size * noise / (2 * tau)
-        first, term = (bend**2, "(h lam_H / 2)^2") if averaged else (bend, "h lam_H / 2")
-        text = " = {0} from discretisation, h lam_C / (2 tau) = {1} from minibatch noise"
-        return first, part, term + text
+        text = "{0} from discretisation, {1} from minibatch noise"
+        return bend**2 if averaged else bend, part, text
 
     fields = {"propose": propose, "bias": bias, **others}
     observe = follow_acceptance if adjusted else halve_if_failed
