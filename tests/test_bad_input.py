@@ -487,15 +487,10 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         "learning_rate must be a finite number above 0, got -0.1",
     ),
-    "SWAG collect_every 0": (
-        lambda: SWAG(normal_mean, collect_every=0),
-        ValueError,
-        "collect_every must be an integer of at least 1, got 0",
-    ),
     "SWAG rank larger than what is collected": (
         lambda: SWAG(normal_mean, rank=200, num_steps=200),
         ValueError,
-        "at least rank=200 snapshots, got 160 from 160 steps",
+        "at least rank=200 snapshots, got 160 steps",
     ),
     "SWAG potential_fn": (
         lambda: SWAG(potential_fn=noisy),

@@ -88,17 +88,17 @@ def snapshots_from(params: SWAGParams) -> np.ndarray:
 
 
 def test_parameters_are_those_of_the_path() -> None:
-    steps = {"batch_size": 50, "num_steps": 125, "collect_every": 10}
-    params = SWAG(linear, rank=10, **steps).fit(random.key(0), X, Y, init_params=MODE)
+    steps = {"batch_size": 50, "num_steps": 125}
+    params = SWAG(linear, rank=100, **steps).fit(random.key(0), X, Y, init_params=MODE)
     snapshots = snapshots_from(params)
     np.testing.assert_allclose(params.deviations["w"][0], 0.0)
     np.testing.assert_allclose(snapshots.mean(axis=0), params.mean["w"], rtol=1e-5)
     np.testing.assert_allclose(snapshots.var(axis=0), params.variance["w"], rtol=1e-3)
     assert np.all(np.diff(snapshots, axis=0) != 0)
     # a smaller rank keeps the last ones of the same path, oldest first
-    fewer = SWAG(linear, rank=7, **steps).fit(random.key(0), X, Y, init_params=MODE)
+    fewer = SWAG(linear, rank=70, **steps).fit(random.key(0), X, Y, init_params=MODE)
     np.testing.assert_array_equal(fewer.variance["w"], params.variance["w"])
-    np.testing.assert_array_equal(fewer.deviations["w"], params.deviations["w"][-7:])
+    np.testing.assert_array_equal(fewer.deviations["w"], params.deviations["w"][-70:])
 
 
 # --- where it goes
@@ -110,7 +110,7 @@ def test_linear_regression() -> None:
     h lam is about 2 B / N = 0.2 and a relaxation time 5 steps: 8,000 steps give the mean to
     sqrt(2 5 / 8000) = 0.035 standard deviations, and 800 snapshots variances to sqrt(2 / 800).
     """
-    guide = SWAG(linear, batch_size=50, collect_every=10)
+    guide = SWAG(linear, batch_size=50, rank=800)
     params = guide.fit(random.key(0), X, Y, init_params=MODE)
     mean, covariance = linear_moments(X, Y)
     sd = np.sqrt(np.diag(covariance))
@@ -120,7 +120,7 @@ def test_linear_regression() -> None:
     width = params.variance["w"] / (sd**2 * params.learning_rate / rate)
     assert np.abs(width - 1).max() < LIMIT * 0.05 + 0.1
     draws = guide.sample_posterior(random.key(1), params, sample_shape=(2000,))["w"]
-    # and of the draws: half of a variance is from 20 deviations
+    # and of the draws
     assert np.abs(np.log(np.std(draws, axis=0) / sd)).max() < 0.5
 
 
@@ -228,8 +228,7 @@ def test_dtype_follows_the_position() -> None:
         ({"learning_rate": "best"}, ValueError, "'auto' or a positive number, got 'best'"),
         ({"learning_rate": 0.0}, ValueError, "learning_rate"),
         ({"num_steps": 0}, ValueError, "num_steps"),
-        ({"num_steps": 20}, ValueError, "at least rank=20 snapshots, got 16 from 16 steps"),
-        ({"num_steps": 1000, "collect_every": 50}, ValueError, "got 16 .* one every 50: raise"),
+        ({"num_steps": 20}, ValueError, "at least rank=20 snapshots, got 16 steps"),
         ({"batch_size": 0}, ValueError, "batch_size"),
     ],
 )

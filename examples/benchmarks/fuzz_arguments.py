@@ -308,7 +308,7 @@ CALLS: dict[str, Call] = {
         fit_swag,
         fields(
             model=regression, batch_size=3, rank=2, learning_rate=1e-3, num_steps=10,
-            collect_every=None, x=X, y=Y, init_params={"w": np.zeros((2, 2)), "s": 0.0},
+            x=X, y=Y, init_params={"w": np.zeros((2, 2)), "s": 0.0},
             sample_shape=(2,),
         ),
     ),

@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import random
 from numpyro.infer import init_to_uniform
 
+from .._random import tree_normal
 from .._util import tree_vdot, tree_where
 from ..kernel import PyTree, SGKernel
 from ..metrics.base import Metric, check_decay, zeros_of
@@ -257,11 +257,6 @@ def _step(metric: GroupRate) -> Step:
         kept = new._replace(lam=old.lam, weight=old.weight)
         metric_state = tree_where(learning | still, new, kept)
 
-        leaves, treedef = jax.tree.flatten(chain.position)
-        normals = [
-            random.normal(key, x.shape, x.dtype)
-            for key, x in zip(random.split(rng_key, len(leaves)), leaves, strict=True)
-        ]
         rate = jnp.where(still, 0.0, step_size)
 
         def move(x: jax.Array, g: jax.Array, b: jax.Array, lam: jax.Array, n: jax.Array) -> Any:
@@ -274,7 +269,7 @@ def _step(metric: GroupRate) -> Step:
             grad,
             metric_state.statistic,
             metric.spread(metric_state),
-            jax.tree.unflatten(treedef, normals),
+            tree_normal(rng_key, chain.position),
         )
         squared_drift = step_size * tree_vdot(grad, metric.apply_inverse(metric_state, grad)) / 2
         return Chain(position, metric_state, ()), StepReport(energy, grad, squared_drift)

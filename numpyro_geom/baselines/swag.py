@@ -90,8 +90,8 @@ class SWAG(Guide):
         batch_size: rows per step: an int, or a dict plate -> int; fewer than all rows.
         rank: the number K of deviations, at least 2.
         learning_rate: ``"auto"`` or the constant rate l, per row: l / N multiplies grad Uhat.
-        num_steps: steps at the constant rate; the first fifth is before the first snapshot.
-        collect_every: steps between snapshots; None for the interval that gives 100 snapshots.
+        num_steps: steps at the constant rate; the first fifth is before the first snapshot. Then
+            come about 100 snapshots, or ``rank`` if that is more.
 
     Raises:
         TypeError: for arguments of the wrong type.
@@ -124,9 +124,8 @@ class SWAG(Guide):
     References:
         Maddox, Garipov, Izmailov, Vetrov and Wilson, "A Simple Baseline for Bayesian Uncertainty
         in Deep Learning", NeurIPS 2019, Algorithm 1 and Eq. 1. Deviations: the learning rate has an
-        automatic choice, after Mandt, Hoffman and Blei (JMLR 2017); snapshots are taken every
-        ``collect_every`` steps and not once per epoch, the first one after a fifth of the run; v is
-        a running central moment, because the difference of two raw moments cancels in float32.
+        automatic choice, after Mandt, Hoffman and Blei (JMLR 2017); there are more snapshots than
+        epochs; v is a central moment, because the difference of two raw ones cancels in float32.
     """
 
     def __init__(
@@ -137,7 +136,6 @@ class SWAG(Guide):
         rank: int = 20,
         learning_rate: float | Literal["auto"] = "auto",
         num_steps: int = 10_000,
-        collect_every: int | None = None,
     ) -> None:
         check_model("model", model)
         check_batch_size(batch_size)
@@ -149,21 +147,16 @@ class SWAG(Guide):
             )
         rank = check_int("rank", rank, least=2)
         num_steps = check_int("num_steps", num_steps)
-        burn_in = int(BURN_IN * num_steps)
-        kept = num_steps - burn_in
-        if collect_every is None:
-            collect_every = max(1, kept // max(100, rank))
-        collect_every = check_int("collect_every", collect_every)
-        num_snapshots = kept // collect_every
-        if num_snapshots < rank:
+        self._burn_in = int(BURN_IN * num_steps)
+        kept = num_steps - self._burn_in
+        if kept < rank:
             raise ValueError(
-                f"expected at least rank={rank} snapshots, got {num_snapshots} from {kept} steps "
-                f"after the first fifth of num_steps={num_steps}, one every {collect_every}: "
-                "raise num_steps, or lower collect_every or rank"
+                f"expected at least rank={rank} snapshots, got {kept} steps after the first fifth "
+                f"of num_steps={num_steps}: raise num_steps, or lower rank"
             )
+        self._interval = kept // max(min(kept, 100), rank)
+        self._num_snapshots = kept // self._interval
         self.model, self._rank, self._learning_rate = model, rank, learning_rate
-        self._burn_in, self._collect_every = burn_in, collect_every
-        self._num_snapshots = num_snapshots
         self._batch_size: Any = batch_size
         self._fitted: Model | None = None  # the model with its arguments
 
@@ -282,7 +275,7 @@ class SWAG(Guide):
 
         def snapshot(carry: tuple, count: jax.Array) -> tuple[tuple, None]:
             descent, moments = carry
-            descent = lax.fori_loop(0, self._collect_every, step, descent)
+            descent = lax.fori_loop(0, self._interval, step, descent)
             return (descent, update_moments(moments, descent[0], count)), None
 
         descent = mode, key_descent, potential.init_stream(key_stream)

@@ -118,26 +118,13 @@ class AtMode(NamedTuple):
 # --- the search
 
 
-class Run(NamedTuple):
-    """The end of a search.
-
-    Attributes:
-        position: where it ended.
-        objective: the value there, in nats.
-        gradient_norm: of the objective there.
-        num_steps: steps of L-BFGS.
-    """
-
-    position: np.ndarray
-    objective: float
-    gradient_norm: float
-    num_steps: int
-
-
 def find_mode(
     evaluate: Callable[[np.ndarray], tuple[Any, Any]], start: Flat, max_steps: int
-) -> Run:
+) -> tuple[np.ndarray, float, float, int]:
     """Minimise by SciPy's L-BFGS, from a function that returns the objective and its gradient.
+
+    Returns where the search has ended, the objective in nats and its gradient's norm there, and the
+    number of steps.
 
     The search ends where rounding hides the fall of the objective. Where the objective is not
     finite, the line search sees a value above all others. ``max_steps=0`` leaves the start
@@ -146,7 +133,7 @@ def find_mode(
     first = np.asarray(start)
     value, slope = (np.asarray(a, float) for a in evaluate(first))
     if max_steps == 0 or not np.isfinite(value):
-        return Run(first, float(value), float(np.linalg.norm(slope)), 0)
+        return first, float(value), float(np.linalg.norm(slope)), 0
     highest = value
 
     def finite(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -161,7 +148,7 @@ def find_mode(
     options["ftol"] = 4 * float(np.finfo(first.dtype).eps)
     found = minimize(finite, first, method="L-BFGS-B", jac=True, options=options)
     position = found.x.astype(first.dtype)
-    return Run(position, float(found.fun), float(np.linalg.norm(found.jac)), int(found.nit))
+    return position, float(found.fun), float(np.linalg.norm(found.jac)), int(found.nit)
 
 
 def value_and_slope(posterior: FlatPosterior, loc: None, position: Flat) -> tuple[jax.Array, Flat]:

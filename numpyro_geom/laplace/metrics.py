@@ -325,7 +325,8 @@ def choose_solver(posterior: FlatPosterior) -> str:
 
 def learn(posterior: FlatPosterior, start: Flat) -> FlatPosterior:
     """The posterior, of concrete data, with its structure, learned from its program and values."""
-    if not posterior.settings.uses_fisher:
+    settings = posterior.settings
+    if settings.mode == "euclidean" and "fisher" not in (settings.precision, settings.metric):
         return posterior
     position, model = posterior.unravel(start), posterior.model
     features = forms.likelihood_form(model).features
