@@ -802,11 +802,15 @@ def potential_run() -> MCMC:
 
 
 BAD = {
-    "log_likelihood type": (dict(log_likelihood=3), TypeError, "names of observed sites, got 3"),
+    "log_likelihood type": (
+        dict(log_likelihood=3),
+        TypeError,
+        "log_likelihood must be a name",
+    ),
     "unknown site": (
         dict(log_likelihood=["y", "mu"]),
         ValueError,
-        r"names \['mu'\], which are not",
+        r"the model has no variables \['mu'\]: it has",
     ),
     "coords type": (dict(coords=[1]), TypeError, "coords must be a dict, got list"),
     "group type": (dict(prior=True), TypeError, "prior must be a dict, got bool"),

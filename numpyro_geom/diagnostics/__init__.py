@@ -4,7 +4,7 @@ from .._checks import SamplingWarning
 from .checks import Check
 from .comparison import Comparison, ScalarDifference, compare_draws
 from .inference_data import to_inference_data
-from .predictive import PredictionStream
+from .predictive import PredictionStream, loo
 from .report import Report, diagnose
 
 __all__ = [
@@ -16,5 +16,6 @@ __all__ = [
     "ScalarDifference",
     "compare_draws",
     "diagnose",
+    "loo",
     "to_inference_data",
 ]

@@ -690,8 +690,10 @@ def shape_of_weights(name: str, run: Run) -> Check | None:
     num_draws = math.prod(next(iter(run.draws.values())).shape[:2])
     largest = largest_shape(num_draws)
     threshold = f"below {largest:.2g}"
+    evidence = run.facts.get("log_evidence")
+    told = "" if evidence is None else "log evidence {:.2f} +- {:.2g}".format(*evidence)
     if shape < largest:
-        return Check(name, shape, None, threshold, True)
+        return Check(name, shape, None, threshold, True, told)
     where = f"from {largest:.2g} on, weights cannot correct {num_draws} draws to the posterior"
     other = "draw more" if run.facts.get("metric") == "fisher" else "try metric='fisher'"
     advice = (
@@ -702,7 +704,7 @@ def shape_of_weights(name: str, run: Run) -> Check | None:
         weights = log_weight[np.isfinite(log_weight)].astype(float)
         enough = weights.size >= FEWEST_WEIGHTS
         if enough and np.ptp(weights) < EQUAL_WEIGHTS:
-            return Check(name, shape, ok=True, where="all weights are equal")
+            return Check(name, shape, ok=True, where=f"all weights are equal; {told}")
         if not enough or not np.isfinite(shape):
             where = f"it could not be estimated from {weights.size} draws with a weight"
             advice = "how near the draws are to the posterior is not known: draw hundreds or more"

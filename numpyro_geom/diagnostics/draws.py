@@ -86,9 +86,9 @@ def entries(arrays: Mapping[str, np.ndarray], most: int | None = None) -> Scalar
     return Scalars(tuple(names), np.concatenate(columns, axis=-1))
 
 
-def chosen(names: Any, known: Iterable[str], what: str) -> list[str]:
+def chosen(names: Any, known: Iterable[str], what: str, label: str = "var_names") -> list[str]:
     """The names of one or several variables, each once; an error for no names and unknown names."""
-    given = check_names("var_names", names)
+    given = check_names(label, names)
     missing = [name for name in given if name not in known]
     if not given:
         raise ValueError(f"expected names of variables, got none: {what} has {sorted(known)}")

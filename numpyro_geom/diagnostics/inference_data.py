@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import metadata
 from typing import Any
 
@@ -24,7 +25,7 @@ from .._util import are_known
 from ..laplace.draw import LaplaceDraws
 from ..model.model import Model
 from .checks import LEAST_DRAWS, warn_of_guide, warn_of_run
-from .draws import Arrays, check_run, draws_by_name, host, is_numeric, paths, stored_name
+from .draws import Arrays, check_run, chosen, draws_by_name, host, is_numeric, paths, stored_name
 from .facts import Run, facts_of, storable
 from .moments import gradients_at_draws, moment_errors
 from .replay import latent_draws, model_of, observed_values, pointwise_log_prob
@@ -61,9 +62,9 @@ def to_inference_data(
       ``kinetic_temperature`` for kernels with a momentum; ``acceptance_rate`` for kernels with a
       Metropolis test; every array among the run's ``extra_fields``.
     - ``sample_stats`` of a guide's draws: ``success``, whether the geodesic was followed to its
-      end; ``n_fevals``, the number of evaluations of its acceleration; ``log_weight``, log target
-      minus log density of the draw up to a constant, if weights were requested. There is no ``lp``,
-      because it would take a pass over the data per draw.
+      end; ``n_fevals``, the number of evaluations of its acceleration; ``log_weight`` of
+      `numpyro_geom.laplace.LaplaceDraws`, if weights were requested. There is no ``lp``, because it
+      would take a pass over the data per draw.
     - ``observed_data``: the values of observed sites, all rows.
     - ``log_likelihood``: log p(row | draw) of every row under every draw, on the full data. As
       in `numpyro.infer.log_likelihood`, a masked row has 0, and the factors of ``scale``
@@ -79,8 +80,8 @@ def to_inference_data(
     site. If a plate and a variable have the same name, the plate's dimension gets the suffix
     ``_dim``. A ``/`` in a name becomes ``.``, because netCDF reserves ``/``. For a run, the
     attributes of ``posterior`` hold the kernel, settings, N, batch sizes, seeds, versions, and what
-    warm-up measured. For a guide, they hold the guide, settings, ``seconds_per_draw`` and
-    ``pareto_k``. All groups can be written to netCDF.
+    warm-up measured. For a guide, they hold the guide, settings, ``seconds_per_draw``,
+    ``pareto_k``, and ``log_evidence`` with its error. All groups can be written to netCDF.
 
     A guide's draws are independent draws of an approximation. ``posterior`` holds them as they are,
     without weights. ArviZ's R-hat and effective sample sizes cannot detect the error of the
@@ -175,19 +176,7 @@ def _pointwise_sites(model: Model | None, request: Any) -> list[str]:
         )
     if request is True:
         return model.of_kind("observed")
-    names = [request] if isinstance(request, str) else request
-    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-        raise TypeError(
-            f"log_likelihood must be True, False, or names of observed sites, got {request!r}"
-        )
-    known = model.of_kind("observed", "factor")
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise ValueError(
-            f"log_likelihood names {unknown}, which are not observed sites of the model: expected "
-            f"some of {known}"
-        )
-    return list(names)
+    return chosen(request, model.of_kind("observed", "factor"), "the model", "log_likelihood")
 
 
 # What a run and a guide say
@@ -281,6 +270,8 @@ def run_of_guide(draws: LaplaceDraws) -> Run:
     }
     if draws.pareto_k is not None:
         facts["pareto_k"] = float(draws.pareto_k)
+        with suppress(ValueError):
+            facts["log_evidence"] = draws.log_evidence()
     return Run(by_chain(draws.samples), by_chain(stats), facts)
 
 

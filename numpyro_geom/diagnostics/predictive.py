@@ -1,15 +1,31 @@
-"""Predictions of an ensemble of draws, gathered draw by draw."""
+"""How well draws predict: scores of classes, draw by draw, and rows that are left out."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax, random
+from numpyro.infer import MCMC
 from scipy.special import entr, logsumexp
 
-from .._checks import check_flag
-from .._util import evenly
-from .draws import as_array, real_numbers
+from .._checks import check_flag, check_int
+from .._util import LANES, evenly, num_at_once
+from ..laplace.draw import LaplaceDraws, normalized
+from ..model.model import read
+from .draws import (
+    MAX_ENTRIES,
+    as_array,
+    check_run,
+    draws_by_name,
+    effective_size,
+    entries,
+    real_numbers,
+)
+from .inference_data import SAMPLE_DIMS, container
+from .replay import latent_draws, model_of, pointwise_log_prob
 
 MIXING_ROWS = 1000
 """Largest number of rows, evenly spaced, whose probabilities are kept for each draw."""
@@ -208,3 +224,108 @@ def _check_fit(y: np.ndarray, rows: int, classes: int) -> None:
         raise ValueError(
             f"labels must lie between 0 and {classes - 1}, got some from {y.min()} to {y.max()}"
         )
+
+
+# --- leaving out rows
+
+
+def loo(
+    source: MCMC | LaplaceDraws, *, plate: str | None = None, num_rows: int = 1000, seed: int = 0
+) -> Any:
+    """Leave-one-out cross-validation of many rows, from some of them.
+
+    ``az.loo`` smooths the importance weights of ``num_rows`` rows, drawn without replacement. Every
+    row has an approximation, the log density at the posterior mean, and the drawn rows tell its
+    error. Memory is that of the drawn rows' densities. With the drawn rows s, n of N::
+
+        elpd = sum_i approx_i + (N / n) sum_s (loo_s - approx_s)
+
+    Args:
+        source: a `numpyro.infer.MCMC` that has run with a model, or a guide's `LaplaceDraws` with
+            weights, by which they are resampled.
+        plate: the plate whose rows are left out; None for the only one with observed sites. The
+            density of a row is the product over these sites.
+        num_rows: number of drawn rows, or all rows if there are fewer.
+        seed: for the choice of rows. Models that are compared need the same choice.
+
+    Returns:
+        What ``az.loo(..., pointwise=True)`` returns, with the ``pareto_k`` of the drawn rows. The
+        pointwise value of another row is its approximation plus the mean error, so that all values
+        sum to elpd. The entry ``"subsampling_se"`` is the standard error from the choice of rows.
+        ``se`` is that of all rows, as in ``az.loo``.
+
+    Raises:
+        ValueError: without a plate, for rows that cannot be drawn one by one or have no finite
+            density at the posterior mean, and for draws without weights.
+
+    References:
+        Magnusson, Andersen, Jonasson and Vehtari, AISTATS 2020, Eq. 7 to 9.
+    """
+    import arviz as az
+    import xarray as xr
+
+    check_int("num_rows", num_rows, least=2)
+    if isinstance(source, LaplaceDraws):
+        samples, logs = source.resample(random.key(seed)), np.asarray(source.log_weight)
+        shape = 1, logs.size
+        posterior = {n: np.reshape(x, (*shape, *x.shape[logs.ndim :])) for n, x in samples.items()}
+        efficiency = 1 / np.sum(normalized(logs) ** 2) / logs.size
+    else:
+        check_run(source)
+        posterior = draws_by_name(source)
+        values = entries(posterior, MAX_ENTRIES).values
+        shape = values.shape[:2]
+        efficiency = np.mean(effective_size(values, np.prod(shape))) / np.prod(shape)
+    model: Any = model_of(source)
+    sites = [] if model is None else [s for s in model.plan.sites if s.observed]
+    plates = list(dict.fromkeys(p for s in sites for p, _ in s.plates))
+    rows_of = plates[0] if plate is None and len(plates) == 1 else plate
+    if rows_of is None or rows_of not in plates:
+        raise ValueError(
+            f"loo leaves out rows of a plate with observed sites: expected one of {plates} as "
+            f"plate, got {plate!r}. Without a plate use az.loo"
+        )
+    size = model.plan.sizes[rows_of]
+    if num_rows < size:  # checks that rows can be drawn
+        plan = read(model.runnable, model.args, model.kwargs, batch_size={rows_of: num_rows}).plan
+        model = model.replace(plan=plan)
+    axes = {s.name: dict(s.plates)[rows_of] for s in sites if rows_of in dict(s.plates)}
+    rows = jnp.sort(random.permutation(random.key(seed), size)[:num_rows])
+    draws = latent_draws(model, posterior)
+
+    def by_row(found: dict) -> Any:  # chains and draws are the first axis
+        flat = (jnp.moveaxis(x, axes[name], 1) for name, x in found.items())
+        return sum(x.reshape(*x.shape[:2], -1).sum(2) for x in flat)
+
+    @jax.jit
+    def approximate(arrays: list, mean: dict, blocks: jax.Array) -> jax.Array:
+        def of(index: jax.Array) -> jax.Array:
+            found = model.with_arrays(arrays).log_prob(mean, {rows_of: index}, [*axes])
+            return by_row(jax.tree.map(lambda x: x[None], found))[0]
+
+        return lax.map(of, blocks)
+
+    some = by_row(pointwise_log_prob(model, draws, [*axes], {rows_of: rows}))
+    mean = {name: x.mean(0, dtype=float).astype(x.dtype) for name, x in draws.items()}
+    length = min(size, num_at_once(32 * LANES))
+    blocks = np.minimum(np.arange(-(-size // length) * length), size - 1).reshape(-1, length)
+    approx = np.asarray(approximate(model.arrays, mean, blocks), float).reshape(-1)[:size]
+    if not np.isfinite(approx).all():
+        raise ValueError("a row has no finite log density at the posterior mean: use az.loo")
+    known = (*SAMPLE_DIMS, "rows"), np.asarray(some, float).reshape(*shape, -1)
+    with az.rc_context({"stats.ic_scale": "log"}):  # type: ignore[attr-defined]
+        data = container({"log_likelihood": xr.Dataset({"row": known})})
+        found = az.loo(data, pointwise=True, reff=efficiency)
+    old = hasattr(found, "loo_i")  # ArviZ 0.2x
+    total, effective, pointwise = ("elpd_loo", "p_loo", "loo_i") if old else ("elpd", "p", "elpd_i")
+    exact = found[pointwise].values
+    error = exact - approx[rows]
+    every = approx + error.mean()
+    every[rows] = exact
+    elpd, of_choice = every.sum(), size * (size / len(rows) - 1) * error.var(ddof=1)
+    squares = np.sum(approx**2) + size * np.mean(exact**2 - approx[rows] ** 2)
+    found[total], found["se"] = elpd, (squares - (elpd**2 - of_choice) / size) ** 0.5
+    found[effective] *= size / len(rows)
+    found["n_data_points"], found["subsampling_se"] = size, of_choice**0.5
+    found[pointwise] = xr.DataArray(every, dims="rows")
+    return found

@@ -17,18 +17,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
 from jax.scipy.linalg import solve_triangular
+from scipy.special import logsumexp
 from tqdm import tqdm
 
 from .._checks import warn_outside
 from .._linalg import one_by_one
 from .._util import LANES, num_at_once
 from ..model.arrowhead import ArrowRoot
-from .fit import AtMode
+from .fit import AtMode, half_log_det
 from .geodesic import EVALUATIONS_PER_STEP, Geodesic, exponential_map, log_map, shoot
 from .information.form import HIGHEST, Flat
 from .metrics import acceleration_fn, choose_solver, fisher_metric, fisher_of
 from .predictive import FlatPosterior
-from .settings import LaplaceSettings, check_dense
+from .settings import MATRIX_LIMIT, LaplaceSettings, check_dense, is_wide
 
 EQUAL_WEIGHTS = 0.01
 """Range of log weights, in nats, below which the weights have no tail to describe."""
@@ -46,8 +47,9 @@ class LaplaceDraws(NamedTuple):
         unconstrained: flat unconstrained positions, last dimension D; NaN if the geodesic failed.
         success: whether the geodesic was followed to its end.
         num_evaluations: evaluations of the geodesic's acceleration.
-        log_weight: log target density minus log density of the draw, up to a constant. None
-            unless requested, NaN if the geodesic failed.
+        log_weight: log joint density of the model at the draw, minus log density of the draw.
+            None unless requested, NaN if the geodesic failed. Up to a constant if D is above 2,000
+            and the precision is ``"fisher"``.
         pareto_k: shape of the generalised Pareto tail of the weights (k-hat). Below
             `largest_shape` the draws can be reweighted to the posterior. Infinite if a geodesic
             failed, because its weight is not known. None without weights.
@@ -70,6 +72,27 @@ class LaplaceDraws(NamedTuple):
     kwargs: dict
     settings: dict[str, Any]
 
+    def log_evidence(self) -> tuple[float, float]:
+        """The log marginal likelihood log p(data), in nats, and its standard error.
+
+        It is the log of the mean weight, so priors and factors need their constants. The error is
+        too small where `pareto_k` is near 0.7. Weights that cannot correct the draws, or are known
+        up to a constant, are an error.
+        """
+        if self.log_weight is None:
+            raise ValueError("expected draws with weights: use draw(..., log_weight=True)")
+        logs, size = np.asarray(self.log_weight, float), self.unconstrained.shape[-1]
+        unknown = self.settings.get("precision") == "fisher" and is_wide(size)
+        if unknown or self.pareto_k is None or not can_correct(logs, self.pareto_k):
+            raise ValueError(
+                "the weights do not tell the evidence: expected a pareto_k below "
+                f"{largest_shape(logs.size):.2g}, got {self.pareto_k:.2g} (and with "
+                f"precision='fisher' at most {MATRIX_LIMIT} dimensions, got {size}). Draw more, "
+                "reparametrise the model, or use nested sampling"
+            )
+        error = np.sqrt(max(np.sum(normalized(logs) ** 2) - 1 / logs.size, 0.0))
+        return float(logsumexp(logs) - np.log(logs.size)), float(error)
+
     def resample(self, rng_key: jax.Array) -> dict[str, jax.Array]:
         """Resample the same number of draws by their importance weights, as posterior draws.
 
@@ -88,7 +111,8 @@ class LaplaceDraws(NamedTuple):
         """
         if self.log_weight is None:
             raise ValueError("expected draws with weights: use draw(..., log_weight=True)")
-        weights, count = normalized(self.log_weight), self.log_weight.size
+        weights, shape = normalized(self.log_weight), self.log_weight.shape
+        count = weights.size
         if count < 2:
             raise ValueError(
                 "expected several draws to choose from, got 1: use sample_shape=(1000,)"
@@ -104,13 +128,9 @@ class LaplaceDraws(NamedTuple):
         last = np.argmax(ends)  # rounding can leave a mark beyond the end
         taken = np.minimum(np.searchsorted(ends, marks, side="right"), last)
         chosen = random.permutation(key_order, jnp.asarray(taken))
-        shape = self.log_weight.shape
-
-        def take(x: jax.Array) -> jax.Array:
-            flat = x.reshape(count, *x.shape[len(shape) :])
-            return flat[chosen].reshape(x.shape)
-
-        return jax.tree.map(take, self.samples)
+        events = {n: x.shape[len(shape) :] for n, x in self.samples.items()}
+        flat = {n: x.reshape(count, *events[n])[chosen] for n, x in self.samples.items()}
+        return {n: x.reshape(*shape, *events[n]) for n, x in flat.items()}
 
 
 # --- weights
@@ -191,16 +211,6 @@ def draw_at_once(
     return lax.map(one, keys, batch_size=chunk)
 
 
-def gaussian_in_chunks(
-    gaussian: Callable[[jax.Array], tuple], keys: jax.Array, chunk: int
-) -> tuple[Flat, jax.Array]:
-    """Draws and squares of `gaussian` for each key, from a compiled function for one chunk."""
-    count = keys.shape[0]
-    starts = [gaussian(keys[piece]) for piece in _pieces(count, chunk)]
-    draws, squares = (jnp.concatenate(x)[:count] for x in zip(*starts, strict=True))
-    return draws, squares
-
-
 def follow_in_chunks(
     follow: Callable[[Flat, jax.Array, int], tuple],
     draws: Flat,
@@ -217,9 +227,9 @@ def follow_in_chunks(
     """
 
     def follow_all(which: np.ndarray, chunk: int, limit: int) -> tuple[Geodesic, jax.Array]:
-        bar = tqdm(_pieces(which.size, chunk), delay=5, disable=not progress_bar, desc="geodesics")
-        pieces = (which[piece] for piece in bar)
-        parts = [jax.block_until_ready(follow(draws[i], squares[i], limit)) for i in pieces]
+        bar = tqdm(pieces(which.size, chunk), delay=5, disable=not progress_bar, desc="geodesics")
+        indices = (which[piece] for piece in bar)
+        parts = [jax.block_until_ready(follow(draws[i], squares[i], limit)) for i in indices]
         return jax.tree.map(lambda *x: jnp.concatenate(x)[: which.size], *parts)
 
     # a chunk takes as long as its longest geodesic, so short and long ones are separated
@@ -246,7 +256,7 @@ def follow_in_chunks(
     return jax.tree.map(lambda x: x[back], ends)
 
 
-def _pieces(count: int, chunk: int) -> list[np.ndarray]:
+def pieces(count: int, chunk: int) -> list[np.ndarray]:
     """Indices of chunks of equal size; the last chunk wraps around."""
     return [np.arange(i, i + chunk) % count for i in range(0, count, chunk)]
 
@@ -307,15 +317,16 @@ def follow(
 ) -> tuple[Geodesic, jax.Array]:
     """The ends of the geodesics of Gaussian draws, and the logs of their importance weights.
 
-    A log weight is, up to a constant, -U(theta) - log N(v; m, P^-1) + log |det d theta / d v|. It
-    is 0 unless requested. Position and weight of a failed geodesic are NaN. ``max_steps`` is used
-    in place of the one in the settings.
+    A log weight is -U(theta) - log N(v; m, P^-1) + log |det d theta / d v|, up to a constant if P
+    is too large for its determinant. It is 0 unless requested. Position and weight of a failed
+    geodesic are NaN. ``max_steps`` is used in place of the one in the settings.
     """
     settings = posterior.settings
     end = end_fn(posterior, loc, settings.max_steps if max_steps is None else max_steps)
     straight = settings.metric == "euclidean"
     if log_weight and not straight:
         check_dense(posterior.size, "log_weight=True", "log_weight=False")
+    constant = _log_normalizer(posterior, loc, at) if log_weight else 0.0
 
     def one(draw: Flat, square: jax.Array) -> tuple[Geodesic, jax.Array]:
         velocity, found, start_volume = _start(settings, at, draw)
@@ -329,7 +340,8 @@ def follow(
             found = found & jnp.isfinite(start_volume)
             velocity = jnp.where(found, velocity, 0.0)
             geodesic, volume = (end(velocity), 0) if straight else _with_log_volume(end, velocity)
-            weight = -posterior.energy(geodesic.position) + square / 2 + start_volume + volume
+            volumes = start_volume + volume + constant
+            weight = -posterior.energy(geodesic.position) + square / 2 + volumes
         success = geodesic.success & found
         position = jnp.where(success, geodesic.position, jnp.nan)
         evaluations = jnp.where(given, geodesic.num_evaluations, 0)
@@ -337,6 +349,21 @@ def follow(
         return geodesic, jnp.where(success, weight, jnp.nan)
 
     return jax.vmap(one)(draws, squares)
+
+
+def _log_normalizer(posterior: FlatPosterior, loc: Flat, at: AtMode) -> jax.Array:
+    """Minus the log density of N(0, P^-1) at 0; without log |det P| where it is not known."""
+    volume, root = jnp.zeros(()), at.factor
+    while isinstance(root, ArrowRoot):  # L is triangular by blocks, those of groups first
+        volume = volume + jnp.sum(jnp.linalg.slogdet(root.blocks)[1])
+        root = root.corner
+    if isinstance(at.factor, ArrowRoot):
+        volume = volume + jnp.linalg.slogdet(root)[1]
+    elif root.size:
+        volume = -jnp.sum(jnp.log(jnp.diagonal(root)))
+    elif not is_wide(posterior.size):
+        volume = -half_log_det(posterior, loc)
+    return volume + posterior.size * math.log(2 * math.pi) / 2
 
 
 def constrain(posterior: FlatPosterior, loc: Flat, flat: Flat) -> dict:

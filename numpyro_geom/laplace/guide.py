@@ -47,7 +47,6 @@ from .draw import LaplaceDraws
 from .fit import (
     CONVERGED,
     NEARER_STEPS,
-    AtMode,
     FitReport,
     at_law,
     at_mode,
@@ -267,7 +266,7 @@ class RiemannianLaplace(Guide, AutoContinuous):
         runs = [find_mode(evaluate, start, max_steps) for start in starts]
         _, values, norms, steps = map(np.asarray, zip(*runs, strict=True))
         best, status = best_run(values, norms)
-        params[f"{self.prefix}_loc"] = loc = jnp.asarray(runs[best].position)
+        params[f"{self.prefix}_loc"] = loc = jnp.asarray(runs[best][0])
         at = self._run(at_mode, data, params)
         for _ in range(NEARER_STEPS if max_steps > 0 else 0):
             if at.distance**2 < CONVERGED:
@@ -610,7 +609,8 @@ class RiemannianLaplace(Guide, AutoContinuous):
         given = model.arrays, {**model.fixed, **params}, *inputs
         within = in_trace(given)
         options = None if within else lean_options()
-        key = (fn, chosen, model.signature, learned, self.settings.fingerprint, options is None)
+        given_by_user = self.settings.as_dict() | {"batch_size": None}
+        key = (fn, chosen, model.signature, learned, *given_by_user.values(), options is None)
         if key not in self._programs:
 
             def program(arrays: list, params: dict, *inputs: Any) -> Any:
@@ -621,11 +621,6 @@ class RiemannianLaplace(Guide, AutoContinuous):
             self._programs[key] = jax.jit(program, compiler_options=options)
         return self._programs[key](*given)
 
-    def _at(self, params: dict, data: Model) -> AtMode:
-        """What is known at the mode, or the law that `fit` has found."""
-        root = params.get(f"{self.prefix}_root")
-        return self._run(at_mode, data, params) if root is None else at_law(root)
-
     def _geodesics(
         self,
         keys: jax.Array,
@@ -634,7 +629,8 @@ class RiemannianLaplace(Guide, AutoContinuous):
         log_weight: bool,
         progress_bar: bool,
     ) -> tuple[Geodesic, jax.Array]:
-        loc, at = params[f"{self.prefix}_loc"], self._at(params, data)
+        loc, root = params[f"{self.prefix}_loc"], params.get(f"{self.prefix}_root")
+        at = self._run(at_mode, data, params) if root is None else at_law(root)
         posterior = self._posterior(params, data)
         chunk = max(1, min(drawing.chunk_size(posterior, log_weight=log_weight), keys.shape[0]))
         traced = is_traced(at.factor)
@@ -644,14 +640,14 @@ class RiemannianLaplace(Guide, AutoContinuous):
             drawn = (posterior, loc, at, keys)
             return drawing.draw_at_once(*drawn, log_weight=log_weight, chunk=chunk)
 
-        def gaussian(keys: jax.Array) -> tuple:
-            return self._run(drawing.gaussian, data, params, at, keys)
-
         def follow(draws: jax.Array, squares: jax.Array, max_steps: int) -> tuple:
             static = {"log_weight": log_weight, "max_steps": max_steps}
             return self._run(drawing.follow, data, params, at, draws, squares, **static)
 
-        draws, squares = drawing.gaussian_in_chunks(gaussian, keys, chunk)
+        count = keys.shape[0]
+        parts = [keys[piece] for piece in drawing.pieces(count, chunk)]
+        starts = [self._run(drawing.gaussian, data, params, at, part) for part in parts]
+        draws, squares = (jnp.concatenate(x)[:count] for x in zip(*starts, strict=True))
         if wrong_lane((posterior.energy,), loc + draws[:chunk], data.plan.sizes.values()):
             chunk = 1
         most = self.settings.max_steps

@@ -71,11 +71,6 @@ class LaplaceSettings:
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
-    @property
-    def uses_fisher(self) -> bool:
-        """Whether the draws use the Fisher form of the model at all."""
-        return "fisher" in (self.precision, self.metric) or self.mode != "euclidean"
-
     def wants_law(self, size: int) -> bool:
         """Whether the draws come from the nearest normal law, if the model has groups."""
         if self.precision != "auto" or self.damping > 0:
@@ -127,8 +122,3 @@ class LaplaceSettings:
         if batch_size is not None:
             record["batch_size"] = batch_size if isinstance(batch_size, int) else str(batch_size)
         return record
-
-    @property
-    def fingerprint(self) -> tuple:
-        """A hashable key of compiled programs: with an equal key a program is used again."""
-        return tuple(v for name, v in self.as_dict().items() if name != "batch_size")

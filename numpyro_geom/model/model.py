@@ -212,10 +212,11 @@ class Model:
         if unconstrained:
             fn = InShares(fn, self.shares)
             values, _ = off_paths(self, values, rows)
-            values = minibatch.gather_local(self.plan, dict(values), rows)
+        values = minibatch.gather_local(self.plan, dict(values), rows)
+        if unconstrained:
             fn = handlers.substitute(fn, substitute_fn=partial(unconstrained_value, values))
         else:
-            fn = handlers.substitute(fn, data=dict(values))
+            fn = handlers.substitute(fn, data=values)
         fn = handlers.uncondition(fn) if redraw else fn
         run = SubsamplePlates(fn, rows, self.plan.sizes)
         return handlers.trace(run).get_trace(*self.args, **self.kwargs)
