@@ -18,7 +18,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import lax, random
-from numpyro.infer import NUTS
+from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import potential_energy, unconstrain_fn
 from scipy.special import gamma as gamma_function
 from targets import columns, linear, linear_moments, logistic, regression_data, run
@@ -304,3 +304,13 @@ def test_posteriors_with_minibatches_of_a_tenth(
         for name, values in {**sites, "all": every}.items():
             score = (values.mean() - 1) / (values.std() / num_chains**0.5)
             assert abs(score) < SIGMAS, (name, values.mean(), score)
+
+
+def test_no_proposal_takes_a_place_of_infinite_density() -> None:
+    def energy(z: jax.Array) -> jax.Array:
+        return jnp.where(z > 1, -jnp.inf, z**2 / 2)
+
+    kernel = GGMC(potential_fn=energy, step_size=0.5, num_steps=3)
+    mcmc = MCMC(kernel, num_warmup=0, num_samples=100, progress_bar=False)
+    mcmc.run(random.key(0), init_params=jnp.array(0.5))
+    assert -4 < mcmc.get_samples().min() < mcmc.get_samples().max() <= 1

@@ -326,7 +326,7 @@ def _trajectory(settings: Settings, target_accept: float, motion: Motion) -> Dra
         error = (new_energy - old_energy + work) / tau
         if target.transforms is not None:
             error = jnp.where(target.is_usable(target.to_sites(position)), error, jnp.inf)
-        error = jnp.where(jnp.isnan(error), jnp.inf, error)
+        error = jnp.where(jnp.isfinite(error), error, jnp.inf)  # no place has infinite density
         accept_prob = jnp.exp(-jnp.maximum(error, 0.0))
         accepted = random.uniform(key_accept, (), dtype) < accept_prob
         kept, momentum, energy = tree_where(
