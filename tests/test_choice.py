@@ -95,8 +95,9 @@ def test_many_players_of_few_matches_take_all_rows() -> None:
     kernel = SGHMC(model)
     assert chosen(kernel, pairs, rng.integers(0, 2, matches)) == (None, 0)
     plain, corrected = kernel.bound.choice.noise
-    # rows have most of the information, so that the noise is about N / B with 256 rows
-    assert 0.5 < plain * FIRST_ROWS / matches < 2
+    # rows have most of the information, so that the noise is about N / B with 256 rows, times the
+    # largest curvature in the chain's coordinates: a low rank leaves up to about 3, in four keys
+    assert 0.5 < plain * FIRST_ROWS / matches < 4
     assert corrected > 1
 
 
