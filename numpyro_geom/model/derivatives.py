@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Jaxpr, jaxpr_as_fun
+from jax.extend.core import Jaxpr
 
 from .._util import PyTree
 from .jaxprs import inner
@@ -53,34 +53,6 @@ def jvp(fn: Callable[[PyTree], PyTree], position: PyTree, direction: PyTree) -> 
     leaves = jax.tree.leaves((position, direction))
     found = jax.core.eval_jaxpr(traced.jaxpr, traced.consts, *leaves)
     return jax.tree.unflatten(jax.tree.structure(shape), found)
-
-
-def second_order(fn: Callable[[jax.Array], jax.Array], like: jax.Array) -> Callable:
-    """The map from a position and a direction t to ``fn``, its slope along t, and Hessian times t.
-
-    Positions and directions are vectors like ``like``, and values of ``fn`` are scalars.
-    """
-
-    def product(x: jax.Array, t: jax.Array) -> tuple:
-        def slope(x: jax.Array) -> tuple:
-            value, slope = jax.jvp(fn, (x,), (t,))
-            return slope, (value, slope)
-
-        product, (value, slope_there) = jax.grad(slope, has_aux=True)(x)
-        return value, slope_there, product
-
-    try:  # this compiles faster than the derivative of the gradient
-        traced = jax.make_jaxpr(product)(like, like)
-    except Exception:  # a rule of the user's can raise anything
-        traced = None
-    if traced is not None and not _has_placeholder(traced.jaxpr):
-        return lambda x, t: tuple(jaxpr_as_fun(traced)(x, t))
-
-    def of_gradient(x: jax.Array, t: jax.Array) -> tuple:
-        (value, _), (slope, product) = jvp(jax.value_and_grad(fn), x, t)
-        return value, slope, product
-
-    return of_gradient
 
 
 def has_forward_mode(fn: Callable[[PyTree], PyTree], position: PyTree) -> bool:

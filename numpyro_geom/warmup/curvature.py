@@ -14,7 +14,7 @@ from jax.flatten_util import ravel_pytree as ravel
 from .._linalg import balanced_roots, eigenvalues, matmul
 from .._util import LANES, PyTree, key_word, lazy_cond, scattered_floats
 from ..model.arrowhead import Layout
-from ..model.derivatives import jvp, linearize, second_order
+from ..model.derivatives import jvp, linearize
 from ..model.model import CURVATURE_ROWS
 from ..model.potential import Potential
 from ..sampling.algorithm import rule_temperature
@@ -462,11 +462,6 @@ def hessian_at(
         batch = potential.curvature_batch(rng_key)
         return jax.grad(lambda position: potential.energy(position, batch))
 
-    if parts <= 1 and flat.size <= DENSE_LIMIT:
-        # as at the start, so that JAX derives the energy once for both programs
-        batch = potential.curvature_batch(rng_key)
-        ask = second_order(lambda x: potential.energy(unravel(x), batch), flat)
-        return lambda v: unravel(ask(flat, ravel(v)[0])[2])
     if parts <= 1:
         return linearize(grad_on(rng_key), position)[1]
 

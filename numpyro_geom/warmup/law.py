@@ -6,14 +6,10 @@ variational Gaussian approximation revisited). Its mean m is the control variate
 scale, and a chain starts at one of its draws. The mode is another matter: towards zero scale, the
 density of a centred hierarchical model grows without bound, far from the mass.
 
-1. `search`: Adam, from minibatch gradients. NumPyro starts chains uniformly in (-2, 2) on the
-   unconstrained space. Gradients there can be many orders of magnitude larger than in the
-   posterior. A chain with a step size for such gradients never leaves. Adam's steps do not depend
-   on the gradient's magnitude. With ``of_law`` its gradients are means over a law of independent
-   parameters, whose precision follows from the same gradients.
+1. `search`: Adam, whose steps do not depend on the size of gradients. Those at NumPyro's starts can
+   be many orders of magnitude larger than in the posterior.
 2. `find_law`: Adam's steps are equal in all coordinates. If scales differ strongly, Adam ends many
-   standard deviations off. So rounds follow that do not depend on scales. Each takes means over
-   draws at opposite sides of m, and moves m by a share of Newton's step.
+   standard deviations off. So rounds follow that do not depend on scales.
 3. `search_often`: a search can end in a mode without mass. So if it is cheap, it is repeated from
    other positions.
 """
@@ -124,11 +120,10 @@ def search(
 ) -> tuple[jax.Array, jax.Array]:
     """Minimise U with Adam from ``position``, until it falls no more than noise would.
 
-    The unit of its fall is ``temperature * D``, the spread of U in the target. A round with a fall
-    below a share of this unit reduces the learning rate. A round that raises the energy is also
-    undone. Five reductions end the search. So it stops near the typical set. This need not be near
-    the mode. Where the energy is not finite, it starts again elsewhere. If the search is ``near``
-    already, the result is ``position`` itself.
+    A round whose fall is below a share of ``temperature * D``, the spread of U in the target,
+    reduces the learning rate; one that raises the energy is undone. Five reductions end the search,
+    near the typical set and not the mode. Where the energy is not finite, it starts again
+    elsewhere. If the search is ``near`` already, the result is ``position`` itself.
 
     With ``of_law`` it minimises the mean of U over a law of independent parameters about the
     position. The law's sds follow from differences of gradients at opposite sides.
@@ -338,22 +333,10 @@ def find_law(
         )
 
     zero, no, origin = jnp.zeros((), dtype), jnp.asarray(False), 0 * position
-    begun = _Rounds(
-        number=jnp.int32(0),
-        closing=no,
-        finished=no,
-        centre=position,
-        mean=mean,
-        root=root,
-        width=jnp.asarray(searching, dtype),
-        share=zero + 1,
-        moves=origin if layout is None else layout.parts(origin)[0],
-        longest=shortest,
-        back=position,
-        level=jnp.asarray(jnp.inf, dtype),
-        draw=position,
-        seen=(zero, origin, hessian),
-    )
+    infinite, moves = zero + jnp.inf, origin if layout is None else layout.parts(origin)[0]
+    law = position, mean, root, jnp.asarray(searching, dtype), zero + 1
+    steps = moves, shortest, position, infinite, position
+    begun = _Rounds(jnp.int32(0), no, no, *law, *steps, (zero, origin, hessian))
     end = lax.while_loop(lambda now: ~now.finished, one_round, begun)
     energy, gradient, hessian = end.seen
     return Law(end.centre, end.root, energy, gradient, hessian, end.draw, end.level)
@@ -434,13 +417,10 @@ def search_often(
 ) -> Law:
     """`find_law` from several positions, and the choice of one end, in one loop.
 
-    An end is chosen with the probability of its normal law, exp(-U(m) / tau) |det L|. So a mode
-    without mass is not chosen if another search has found the mass, and chains start in different
-    modes if these have about the same mass, as in Pathfinder (Zhang et al. 2022, JMLR 23(306),
-    section 2.4). The first search starts at ``position``, the others start at uniform positions.
+    An end is chosen with the probability of its normal law, exp(-U(m) / tau) |det L|, as in
+    Pathfinder (Zhang et al. 2022, JMLR 23(306), section 2.4). So chains start in different modes if
+    these have about the same mass. The first search starts at ``position``.
     """
-    if number == 1:
-        return find_law(target, layout, position, rng_key, True)
     tau, dtype = rule_temperature(target.temperature), position.dtype
 
     def one(carry: tuple) -> tuple:
