@@ -1,14 +1,10 @@
 """Calibration by simulation: the default kernels and the guide on small models.
 
-A parameter is drawn from the prior and data from the model, and the kernel draws from the
-posterior. If the draws are right, then the rank of the parameter among the draws is uniform (Talts
-et al. 2018, Validating Bayesian inference algorithms with simulation-based calibration). simuk
-draws from the prior and takes the ranks. Runs are NumPyro's `MCMC` under `jax.vmap`, with one
-data set in each lane, so that a kernel is compiled once for each model. Kernels of this package do
-not choose coordinates of groups under `jax.vmap`. Where they would, see `ONE_BY_ONE`, their runs
-follow each other.
+`numpyro_geom.diagnostics.calibrate` draws parameters from the prior and data from the model, and
+ranks the parameters among draws of the posterior. Runs are lanes of one program. Kernels of this
+package do not choose coordinates of groups under `jax.vmap`. Where they would, see `ONE_BY_ONE`,
+their runs follow each other.
 
-    pip install simuk==0.2.0
     python examples/benchmarks/calibration.py --cache DIR [--models NAMES] [--methods NAMES]
 
 Writes docs/tables/calibration.md. ``--cache`` names a folder for finished cells, which are not
@@ -18,14 +14,12 @@ computed again. Other cells of the table stay as they are.
 from __future__ import annotations
 
 import argparse
-import functools
-import inspect
 import json
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,12 +28,12 @@ import numpyro
 import numpyro.distributions as dist
 from common import TABLES, in_process, kept_cells, versions
 from jax import random
-from numpyro.diagnostics import effective_sample_size
 from numpyro.distributions.transforms import OrderedTransform
-from numpyro.infer import MCMC, NUTS, Predictive
-from scipy.stats import binom, norm
+from numpyro.infer import MCMC, NUTS
+from scipy.stats import norm
 
 from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, RiemannianLaplace
+from numpyro_geom.diagnostics import calibrate
 
 TABLE = TABLES / "calibration.md"
 WARMUP, DRAWS, KEPT = 500, 1000, 100
@@ -48,10 +42,8 @@ SIMULATIONS = 500
 FEW = 100
 """Data sets of a cell that would take too long; see `data_sets`."""
 LEVEL = 0.05
-NULL = 100_000
-"""Simulated sets of uniform ranks, for the bands."""
 SLOW = 0.8
-"""Effective draws over kept draws below which ranks are not those of independent draws."""
+"""Share of the kept draws, below which a cell says how many are ranked."""
 
 METHODS: dict[str, Callable[[Callable], Any]] = {
     "NUTS": lambda model: NUTS(model),
@@ -218,153 +210,24 @@ def data_sets(name: str, method: str) -> int:
     return FEW if method == "guide" or name in SLOWEST else SIMULATIONS
 
 
-# --- draws for many data sets
-
-
-def lanes(kernel: Any, data: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Kept draws for each data set, shape (data sets, draws, ...), in one program."""
-    mcmc = MCMC(kernel, progress_bar=False, **LENGTHS)
-
-    def one(key: jax.Array, data: dict[str, Any]) -> Any:
-        mcmc.run(key, **data)
-        return mcmc.get_samples()
-
-    keys = random.split(random.key(seed), len(next(iter(data.values()))))
-    return jax.jit(jax.vmap(one))(keys, data)
-
-
-def one_by_one(method: Any, data: dict[str, Any], seed: int) -> dict[str, Any]:
-    """The same from runs of a kernel, or fits of a guide, that follow each other."""
-
-    def draws(key: jax.Array, data: dict[str, Any]) -> Any:
-        if isinstance(method, RiemannianLaplace):
-            params = method.fit(key, **data)
-            return method.sample_posterior(random.fold_in(key, 1), params, sample_shape=(KEPT,))
-        mcmc = MCMC(method, progress_bar=False, **LENGTHS)
-        mcmc.run(key, **data)
-        return mcmc.get_samples()
-
-    found = [
-        jax.tree.map(np.asarray, draws(key, {name: x[k] for name, x in data.items()}))
-        for k, key in enumerate(random.split(random.key(seed), len(next(iter(data.values())))))
-    ]
-    return jax.tree.map(lambda *x: np.stack(x), *found)
-
-
 def simulate(name: str, method: str, seed: int = 1) -> dict[str, Any]:
-    """Ranks of every scalar, shape (simulations, scalars), its name and effective draws."""
-    try:
-        import simuk
-        import xarray
-    except ImportError as error:
-        raise ImportError("calibration.py needs simuk: pip install simuk==0.2.0") from error
-
+    """Shares of draws below each scalar, shape (data sets, scalars), and their p-value."""
     model = MODELS[name]
-    made = METHODS[method](model)
-    chooses = method != "NUTS" and name in ONE_BY_ONE
-    draw = one_by_one if chooses or method == "guide" else lanes
+    made: Any = METHODS[method](model)
 
-    class SBC(simuk.SBC):
-        """Simulation-based calibration with draws for all data sets at once."""
+    def of_guide(key: jax.Array, **data: Any) -> Any:
+        params = made.fit(key, **data)
+        return made.sample_posterior(random.fold_in(key, 1), params, sample_shape=(KEPT,))
 
-        def _get_prior_predictive_samples_numpyro(self) -> tuple[dict, dict]:
-            prior, data = super()._get_prior_predictive_samples_numpyro()
-            self.prior = {n: np.asarray(prior[n]) for n in self.var_names}
-            self.draws = jax.tree.map(np.asarray, draw(made, data, seed))
-            return self.prior, data
-
-        def _get_posterior_samples_numpyro(self, prior_predictive_draw: dict) -> dict:
-            at = slice(self._simulations_complete, self._simulations_complete + 1)
-            return {
-                n: xarray.DataArray(x[at], dims=("chain", *(f"axis {k}" for k in range(1, x.ndim))))
-                for n, x in self.draws.items()
-            }
-
-    # simuk sees by an example which sites are data
-    example = Predictive(model, num_samples=1)(random.key(0))
-    sbc = SBC(
-        NUTS(model),
-        num_simulations=data_sets(name, method),
-        seed=seed,
-        data_dir={n: example[n][0] for n in inspect.signature(model).parameters},
-    )
-    sbc.run_simulations()
-    found: dict[str, list] = {"ranks": [], "names": [], "ess": []}
-    for site in sbc.var_names:
-        prior = sbc.prior[site].reshape(sbc.num_simulations, -1)
-        ranks = sbc.simulations["prior_sbc"][site].values.reshape(prior.shape)
-        draws = sbc.draws[site].reshape(*sbc.draws[site].shape[:2], -1)
-        for k in np.flatnonzero(prior.std(0) > 1e-6):  # a Cholesky factor has constants
-            ess = effective_sample_size(draws[None, ..., k].swapaxes(1, 2))
-            found["ess"].append(float(np.nanmedian(ess)))
-            found["ranks"].append(ranks[:, k].tolist())
-            found["names"].append(f"{site}[{k}]" if prior.shape[1] > 1 else site)
-    return found
-
-
-# --- uniform ranks
-
-SHARE = (np.arange(KEPT) + 1) / (KEPT + 1)
-"""Of uniform ranks, those up to each number below ``KEPT``."""
-SCORES = norm.ppf((np.arange(KEPT + 1) + 0.5) / (KEPT + 1))
-"""Normal scores of the ranks."""
-
-
-class Departures(NamedTuple):
-    """How far ranks are from uniform ones, one number for each scalar.
-
-    Attributes:
-        tail: minus the least tail probability of the ECDF at any of its points.
-        mean: mean of the normal scores: how far draws are too low, in posterior sds.
-        spread: variance of the normal scores over that of uniform ranks, less 1.
-    """
-
-    tail: np.ndarray
-    mean: np.ndarray
-    spread: np.ndarray
-
-
-def departures(histograms: np.ndarray) -> Departures:
-    """Of the histograms of ranks from 0 to ``KEPT``, shape (scalars, ``KEPT`` + 1)."""
-    simulations = int(histograms[0].sum())
-    low, high = tail_tables(simulations)
-    counts, at = histograms.cumsum(-1)[:, :-1], np.arange(KEPT)
-    tail = np.minimum(low[at, counts], high[at, counts]).min(-1)
-    mean, square = (histograms @ SCORES**k / simulations for k in (1, 2))
-    return Departures(-tail, mean, (square - mean**2) / (SCORES**2).mean() - 1)
-
-
-@functools.cache
-def tail_tables(simulations: int) -> tuple[np.ndarray, np.ndarray]:
-    """P(count <= n) and P(count >= n) at each point of the ECDF, for all counts n."""
-    counts = np.arange(simulations + 1)
-    laws = counts, simulations, SHARE[:, None]
-    return binom.cdf(*laws), binom.sf(counts - 1, *laws[1:])
-
-
-@functools.cache
-def null(simulations: int) -> Departures:
-    """Of uniform ranks, the sizes of departures in ascending order.
-
-    The band is that of Saeilynoja, Buerkner, Vehtari (2022, algorithm 1), by simulation.
-    """
-    rng = np.random.default_rng(0)
-    uniform = np.full(KEPT + 1, 1 / (KEPT + 1))
-    parts = [departures(rng.multinomial(simulations, uniform, 1000)) for _ in range(NULL // 1000)]
-    tail, mean, spread = map(np.concatenate, zip(*parts, strict=True))
-    return Departures(np.sort(tail), np.sort(np.abs(mean)), np.sort(np.abs(spread)))
-
-
-def histograms(ranks: np.ndarray) -> np.ndarray:
-    return np.stack([np.bincount(x, minlength=KEPT + 1) for x in ranks])
-
-
-def p_value(ranks: np.ndarray) -> float:
-    """That all scalars have uniform ranks, by three departures and Bonferroni's bound."""
-    found, of_null = departures(histograms(ranks)), null(ranks.shape[1])
-    largest = found.tail.max(), np.abs(found.mean).max(), np.abs(found.spread).max()
-    at_least = [NULL - np.searchsorted(x, y) for x, y in zip(of_null, largest, strict=True)]
-    return min(1.0, 3 * len(ranks) * (min(at_least) + 1) / (NULL + 1))
+    guide, chooses = method == "guide", method != "NUTS" and name in ONE_BY_ONE
+    draw = of_guide if guide else MCMC(made, progress_bar=False, **LENGTHS)
+    how = {"num_datasets": data_sets(name, method), "lanes": not (guide or chooses)}
+    found = calibrate(model, draw, random.key(seed), **how)
+    return {
+        "shares": found.shares.values.tolist(),
+        "p": float(found.p),
+        "draws": int(found.num_draws),
+    }
 
 
 # --- table
@@ -387,20 +250,19 @@ those of this package, which chooses coordinates of groups outside of `jax.vmap`
 the p-value of uniform ranks of all parameters, the largest bias of a parameter in posterior sds,
 and the sd farthest from the right one, over the right one: normal scores of the ranks, with
 standard errors of {SIMULATIONS**-0.5:.2f} and {(2 * SIMULATIONS) ** -0.5:.2f} ({FEW**-0.5:.2f} and
-{(2 * FEW) ** -0.5:.2f} with {FEW}). p-values are from simultaneous bands of the ECDF and from the
-scores, by Bonferroni's bound. In bold: less than {LEVEL:g} over the number of cells that should be
-right. Empty cells were not run. "ESS": the {KEPT} kept draws of the worst parameter are worth less
-than {SLOW * KEPT:.0f} in half of the runs, and its ranks too spread, also for a right kernel.
+{(2 * FEW) ** -0.5:.2f} with {FEW}). p-values are those of `calibrate`. In bold: less than {LEVEL:g}
+over the number of cells that should be right. Empty cells were not run. "ESS": the worst parameter
+was ranked among fewer than {SLOW * KEPT:.0f} draws, because half of the runs have no more.
 """
 
 
 def cell(found: dict[str, Any], level: float) -> str:
-    ranks, ess = np.asarray(found["ranks"]), min(found["ess"])
-    p, off = p_value(ranks), departures(histograms(ranks))
-    bias, sd = -off.mean[np.abs(off.mean).argmax()], 1 / np.sqrt(1 + off.spread)
+    scores = norm.ppf(np.asarray(found["shares"]))
+    bias, sd = -scores.mean(0), 1 / scores.std(0)
+    p, bias = found["p"], bias[np.abs(bias).argmax()]
     text = f"{max(p, 1e-4):.1g}" if p < 0.1 else f"{p:.2f}"
     text = f"**{text}**" if p < level else text
-    slow = f", ESS {ess:.0f}" if ess < SLOW * KEPT else ""
+    slow = f", ESS {found['draws']}" if found["draws"] < SLOW * KEPT else ""
     return f"{text}; {bias:+.2f}; {sd[np.abs(np.log(sd)).argmax()]:.2f}{slow}"
 
 

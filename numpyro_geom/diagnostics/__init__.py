@@ -2,7 +2,7 @@
 
 from .._checks import SamplingWarning
 from .checks import Check
-from .comparison import Comparison, ScalarDifference, compare_draws
+from .comparison import Comparison, ScalarDifference, calibrate, compare_draws
 from .inference_data import to_inference_data
 from .predictive import PredictionStream, loo
 from .report import Report, diagnose
@@ -14,6 +14,7 @@ __all__ = [
     "Report",
     "SamplingWarning",
     "ScalarDifference",
+    "calibrate",
     "compare_draws",
     "diagnose",
     "loo",

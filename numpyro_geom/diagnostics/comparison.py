@@ -1,20 +1,30 @@
-"""Compare draws with reference draws: every difference comes with its Monte Carlo error."""
+"""Compare draws with reference draws, and with the parameters that have made the data."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
+from jax import random
+from numpyro.diagnostics import effective_sample_size
+from numpyro.infer import MCMC, Predictive
+from scipy import stats
 from scipy.special import stdtr
 
 from .._checks import check_names
+from .._util import evenly
 from .draws import (
     Scalars,
     chosen,
     effective_size,
+    entries,
     estimate_moments,
+    host,
     named,
     read_draws,
     stored_name,
@@ -306,3 +316,84 @@ def _coverage(
         sd / np.sqrt(effective_size(inside_y, other_size)),
     )
     return inside.mean(axis=(0, 1)), share, errors
+
+
+# --- calibration by simulation
+
+
+def calibrate(
+    model: Callable,
+    method: MCMC | Callable[..., Any],
+    rng_key: jax.Array,
+    *args: Any,
+    num_datasets: int = 200,
+    lanes: bool = True,
+    **kwargs: Any,
+) -> Any:
+    """Simulation-based calibration: are draws of the posterior right, for data from the prior?
+
+    For each data set a parameter is drawn from the prior and data from the model, and the method
+    draws given the data. The rank of the parameter among right draws is uniform (Talts et al.,
+    2018). Draws are thinned until they are about independent, and ties are broken at random.
+
+    Args:
+        model: makes the data: the arguments that are named as observed sites, None by default.
+        method: an MCMC, or a function of a key and the model's arguments that returns draws by
+            site, ``(draws, ...)``.
+        rng_key: for parameters, data and draws.
+        args: other arguments of the model.
+        num_datasets: number of data sets.
+        lanes: whether all data sets are lanes of one program, by `jax.vmap`; otherwise they follow
+            each other. In lanes a kernel does not choose coordinates of groups.
+        kwargs: other arguments of the model, by name.
+
+    Returns:
+        A dataset of xarray. For each scalar: its ``p_values``, the least of a Kolmogorov-Smirnov
+        test and tests of mean and variance of normal scores, corrected; and the ``shares`` of draws
+        below the parameter, uniform on (0, 1) if all is right (PIT in ArviZ). ``p`` is the p-value
+        of all. ``num_draws`` were ranked, as many as are independent in half of the data sets.
+    """
+    import xarray as xr
+
+    key_prior, key_draw, key_ties = random.split(rng_key, 3)
+    prior = Predictive(model, num_samples=num_datasets)(key_prior, *args, **kwargs)
+    data = {n: prior.pop(n) for n in inspect.signature(model).parameters if n in prior}
+    if not data:
+        raise ValueError(
+            "expected an argument of the model with the name of an observed site, as y=None"
+        )
+
+    def draws_of(key: jax.Array, data: dict[str, jax.Array]) -> Any:
+        if not isinstance(method, MCMC):
+            return method(key, *args, **kwargs, **data)
+        mcmc = copy.copy(method)
+        mcmc.progress_bar, mcmc.sampler = False, copy.copy(method.sampler)  # which init changes
+        mcmc.run(key, *args, **kwargs, **data)
+        return mcmc.get_samples()
+
+    keys = random.split(key_draw, num_datasets)
+    if lanes:
+        draws = jax.jit(jax.vmap(draws_of))(keys, data)
+    else:
+        each = (draws_of(k, {n: x[i] for n, x in data.items()}) for i, k in enumerate(keys))
+        draws = jax.tree.map(lambda *x: np.stack(x), *map(jax.device_get, each))
+    names, values = entries({n: host(x) for n, x in draws.items() if n in prior})
+    truth = entries({n: host(prior[n])[:, None] for n in draws if n in prior}).values
+    with np.errstate(divide="ignore", invalid="ignore"):  # NaN if nothing changes
+        sizes = effective_sample_size(values.swapaxes(0, 1)[None])
+    usual = np.median(np.nan_to_num(sizes, nan=np.inf), axis=0).min()
+    kept = values[:, evenly(values.shape[1], int(np.clip(usual, 1, values.shape[1])))]
+    below, equal = (np.sum(x, 1) for x in (kept < truth, kept == truth))
+    ties = np.asarray(random.uniform(key_ties, below.shape, minval=1e-6))
+    shares = (below + ties * (equal + 1)) / (kept.shape[1] + 1)
+    scores, law = stats.norm.ppf(shares), stats.chi2(num_datasets)
+    squares = np.sum(scores**2, 0)
+    by_test = (
+        stats.kstest(shares, "uniform", axis=0).pvalue,
+        2 * stats.norm.sf(np.abs(scores.mean(0)) * num_datasets**0.5),
+        2 * np.minimum(law.cdf(squares), law.sf(squares)),
+    )
+    p_values = np.minimum(3 * np.min(by_test, 0), 1.0)  # Bonferroni's bound, twice
+    found = {"shares": (("dataset", "scalar"), shares), "p_values": ("scalar", p_values)}
+    found |= {"p": min(1.0, len(names) * p_values.min()), "num_draws": kept.shape[1]}
+    return xr.Dataset(found, {"scalar": list(names)})
