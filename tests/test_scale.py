@@ -30,7 +30,7 @@ from numpyro_geom.model.arrowhead import Layout
 from numpyro_geom.model.model import CURVATURE_ROWS, Model
 from numpyro_geom.model.plates import read_subsampling
 from numpyro_geom.model.potential import function_potential, in_coordinates
-from numpyro_geom.model.scale import LowRankRoot, times
+from numpyro_geom.model.scale import LowRankRoot, scale_about, times
 from numpyro_geom.sampling.state import Target, init_adaptation
 from numpyro_geom.warmup.curvature import chance, diagonal_curvature, hessian_at, measure
 from numpyro_geom.warmup.law import find_law
@@ -639,3 +639,14 @@ def test_law_with_a_diagonal_for_many_parameters() -> None:
     # the tolerance of variances is 10% in the stiffest direction. The error of their mean is that
     # of one, at most (2 / 200)^1/2 = .1, over the root of 302 if they were independent
     assert -0.03 < np.mean(ratios) < 0.13
+
+
+def test_variances_given_all_other_parameters() -> None:
+    """Of a matrix, as of any root: by the inverse of the precision's block."""
+    half = np.random.default_rng(0).normal(size=(6, 8))
+    precision, index = half @ half.T, np.array([1, 2, 4])
+    inverse = np.linalg.cholesky(precision).T  # L L' is the inverse of the precision
+    scale = scale_about(jnp.zeros(6), jnp.asarray(np.linalg.inv(inverse)), jnp.asarray(inverse))
+    expected = np.diag(np.linalg.inv(precision[np.ix_(index, index)]))
+    found = scale.variances_given_others(index)[index]
+    np.testing.assert_allclose(found, expected, rtol=1e-4)

@@ -22,7 +22,7 @@ from numpyro_geom import SGHMC, SGRLD, Monge
 from numpyro_geom._checks import SamplingWarning
 from numpyro_geom.model import read
 from numpyro_geom.model.arrowhead import Layout
-from numpyro_geom.model.potential import function_potential
+from numpyro_geom.model.potential import function_potential, in_coordinates
 from numpyro_geom.sampling.state import Target
 from numpyro_geom.warmup import law as warmup
 
@@ -170,6 +170,28 @@ def test_no_place_is_taken_where_the_density_is_infinite():
     far = {"mean": jnp.float32(-1.9)}
     assert potential_energy(model, (y,), {}, far) == -jnp.inf
     assert read(model, (y,)).energy(far) == jnp.inf
+
+
+@pytest.mark.usefixtures("optimised")
+def test_places_are_evaluated_one_by_one():
+    """A batch of two of this model is where jaxlib 0.10.2 sums wrongly: 6,000 off of 6,000."""
+
+    def model(X, y):
+        w = numpyro.sample("w", dist.Normal().expand([4]).to_event(1))
+        size = numpyro.sample("size", dist.HalfNormal(5))
+        with numpyro.plate("rows", len(y)) as i:
+            mean = jax.nn.sigmoid(X[i] @ w)
+            numpyro.sample("y", dist.BetaBinomial(size * mean, size * (1 - mean), 10), obs=y[i])
+
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(20_000, 4)), rng.binomial(10, 0.4, 20_000)
+    found = read(model, (jnp.asarray(X, jnp.float32), jnp.asarray(y, jnp.float32)))
+    to_sites = lambda z: {"w": z[:4], "size": z[4]}  # noqa: E731
+    potential = in_coordinates(found.potential(), to_sites)
+    places = jnp.asarray([[0.3, -0.1, 0.2, 0.1, 1.0], [0.2, 0.1, -0.3, 0.0, 1.1]])
+    law = jax.jit(lambda x: warmup._on_all_rows(potential, x, random.key(0)))(places)
+    alone = [jax.jit(jax.grad(lambda z: potential.energy(z, {})))(z) for z in places]
+    np.testing.assert_allclose(law[1], (alone[0] + alone[1]) / 2, rtol=1e-4)
 
 
 def test_a_wall_of_infinite_energy_is_not_crossed():

@@ -36,7 +36,7 @@ from ..model.arrowhead import (
     root_of,
     unit_root,
 )
-from ..model.control_variate import Curvature, anchor_at
+from ..model.control_variate import Curvature
 from ..model.jaxprs import work
 from ..model.model import CURVATURE_ROWS
 from ..model.potential import Potential
@@ -152,7 +152,7 @@ def search(
         key_step = random.fold_in(key_steps, k)
         batch, stream = potential.draw(key_step, now.stream)
         places, away = around(current, now, key_word(key_step))
-        slopes = jax.vmap(jax.grad(potential.energy), (0, None))(places, batch)
+        slopes = lax.map(lambda x: jax.grad(potential.energy)(x, batch), places)
         curvature = now.curvature
         if of_law:
             most = GROWTH * jnp.abs(curvature)
@@ -175,10 +175,9 @@ def search(
         turn = partial(step, rate, key_steps)
         new, now = lax.fori_loop(0, ROUND_STEPS, turn, (position, now))
         rows = potential.curvature_batch(key_rows)  # both on the same rows, so the noise cancels
-        two = jnp.stack([around(x, now, key_word(key_rows))[0] for x in (position, new)])
-        before, after = lax.map(
-            lambda x: jnp.mean(jax.vmap(potential.energy, (0, None))(x, rows)), two
-        )
+        both = jnp.concatenate([around(x, now, key_word(key_rows))[0] for x in (position, new)])
+        energies = lax.map(lambda x: potential.energy(x, rows), both)
+        before, after = jnp.mean(energies.reshape(2, -1), axis=1)
         fall = before - after
         position = jnp.where(fall > 0, new, position)
         there = jnp.where(fall > 0, after, before)
@@ -296,8 +295,9 @@ def find_law(
         noise *= size**0.5 / jnp.linalg.norm(noise, axis=1, keepdims=True)
         width = jnp.where(now.closing, 0, now.width)
         away = width * tau**0.5 * jax.vmap(now.root.times)(noise)
+        places = now.centre + jnp.concatenate([away, -away])
         energy, gradient, mean, root, mover, hessian = look(
-            _about(potential, away), now.centre, now.root, (now.mean, now.share), key
+            places, now.root, (now.mean, now.share), key
         )
         step = jnp.clip(mover.transposed_times(gradient), -now.longest, now.longest)
         last = step if layout is None else layout.parts(step)[0]
@@ -342,24 +342,21 @@ def find_law(
     return Law(end.centre, end.root, energy, gradient, hessian, end.draw, end.level)
 
 
-def _about(potential: Potential, away: jax.Array) -> Potential:
-    """The mean of a potential over pairs of positions at opposite sides, at these distances."""
-    places = jnp.concatenate([away, -away])
-
-    def energy(position: jax.Array, batch: Any) -> jax.Array:
-        return jnp.mean(jax.vmap(potential.energy, (0, None))(position + places, batch))
-
-    return potential._replace(energy=energy)
+def _mean_over(fn: Callable, places: jax.Array) -> Any:
+    """The mean of a function's results, one by one: jaxlib 0.10.2 can sum a batch wrongly."""
+    found = lax.map(fn, places)
+    return jax.tree.map(lambda x: jnp.mean(x, axis=0).astype(x.dtype), found)
 
 
-def on_all_rows(
-    potential: Potential, position: jax.Array, rng_key: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """U and its gradient; on some rows if all are not known."""
+def _on_all_rows(potential: Potential, places: jax.Array, rng_key: jax.Array) -> tuple:
+    """The means of U and of its gradient; on some rows if all are not known."""
+
+    def on_rows(rows: Any) -> tuple:
+        return _mean_over(lambda x: jax.value_and_grad(potential.energy)(x, rows), places)
+
     if potential.on_all_rows is not None:
-        return anchor_at(potential, position)[1:3]
-    batch = potential.curvature_batch(rng_key)
-    return jax.value_and_grad(potential.energy)(position, batch)
+        return potential.on_all_rows(on_rows)
+    return on_rows(potential.curvature_batch(rng_key))
 
 
 def _between(share: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
@@ -377,24 +374,27 @@ def _kind(
     groups: Any = layout
     some = layout is not None and not layout.num_groups and not potential.deterministic
 
-    def of_rank(
-        around: Potential, centre: jax.Array, root: Any, before: tuple, rng_key: jax.Array
-    ) -> tuple:
-        energy, gradient = on_all_rows(around, centre, rng_key)
-        mover, known = low_rank_root(around, centre, gradient, rng_key)
+    def of_rank(places: jax.Array, root: Any, before: tuple, rng_key: jax.Array) -> tuple:
+        energy, gradient = _on_all_rows(potential, places, rng_key)
+        centre = jnp.mean(places, axis=0)
+
+        def around(x: jax.Array, rows: Any) -> jax.Array:
+            return jnp.mean(jnp.stack([potential.energy(x + y - centre, rows) for y in places]))
+
+        mover, known = low_rank_root(potential._replace(energy=around), centre, gradient, rng_key)
         root = replace(mover, factors=jnp.where(known, mover.factors, 1))
         return energy, gradient, before[0], root, mover, ()
 
-    def of_arrow(
-        around: Potential, centre: jax.Array, root: Any, before: tuple, rng_key: jax.Array
-    ) -> tuple:
-        asked = around
+    def of_arrow(places: jax.Array, root: Any, before: tuple, rng_key: jax.Array) -> tuple:
+        asked = potential
         if some:
-            rows = around.curvature_batch(rng_key)
-            asked = around._replace(on_all_rows=lambda fn: fn(rows))
-        energy, gradient, hessian, misfit = derivatives_at(asked, centre, groups, root)
+            rows = potential.curvature_batch(rng_key)
+            asked = potential._replace(on_all_rows=lambda fn: fn(rows))
+        energy, gradient, hessian, misfit = _mean_over(
+            lambda x: derivatives_at(asked, x, groups, root), places
+        )
         if some:
-            energy, gradient = on_all_rows(around, centre, rng_key)
+            energy, gradient = _on_all_rows(potential, places, rng_key)
         mean, share = before
         mean = jax.tree.map(partial(_between, share), mean, hessian)
         root = root_of(mean)
