@@ -223,9 +223,32 @@ def test_chains_that_jaxlib_computes_wrongly() -> None:
         check_lanes(model, position)
     # draws are looked at one by one then
     w = {"w": np.asarray(position["w"])}
-    arrays, _ = gradients_at_draws(model, {"w": w["w"][None]})
-    alone = jax.jit(jax.grad(model.energy))({"w": position["w"][-1]})["w"]
-    np.testing.assert_allclose(arrays["grad_U.w"][0, -1], alone, rtol=1e-3, atol=0.1)
     found = pointwise_log_prob(model, w, ["y"])["y"][-1]
     one = jax.jit(lambda draw: model.log_prob(draw, {}, ["y"]))({"w": position["w"][-1]})["y"]
     np.testing.assert_allclose(found, one, rtol=1e-3, atol=1e-3)
+
+
+def counts(X: np.ndarray, y: np.ndarray) -> None:
+    w = numpyro.sample("w", dist.Normal().expand([4]).to_event(1))
+    size = numpyro.sample("size", dist.HalfNormal(5))
+    with numpyro.plate("data", len(y)) as i:
+        mean = jax.nn.sigmoid(jnp.asarray(X)[i] @ w)
+        law = dist.BetaBinomial(size * mean, size * (1 - mean), 10)
+        numpyro.sample("y", law, obs=jnp.asarray(y)[i])
+
+
+@pytest.mark.usefixtures("optimised")
+def test_gradients_at_draws_that_jaxlib_computes_wrongly() -> None:
+    """Those of 8 draws at once are off by as much as they are long."""
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(20_000, 4)).astype(np.float32), rng.binomial(10, 0.4, 20_000)
+    model = read(counts, (X, y.astype(np.float32)))
+    draws = {"w": 0.3 * rng.normal(size=(8, 4)), "size": 1 + 0.1 * rng.normal(size=8)}
+    draws = {name: x.astype(np.float32) for name, x in draws.items()}
+    arrays, _ = gradients_at_draws(model, {name: x[None] for name, x in draws.items()})
+    position = {"w": jnp.asarray(draws["w"]), "size": jnp.log(draws["size"])}
+    alone = jax.jit(jax.grad(model.energy))({name: x[-1] for name, x in position.items()})
+    np.testing.assert_allclose(arrays["grad_U.size"][0, -1], alone["size"], rtol=1e-3)
+    if sums_wrongly():
+        with pytest.raises(RuntimeError, match="computes the energy or gradient of chain"):
+            check_lanes(model, position)

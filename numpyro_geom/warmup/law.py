@@ -368,8 +368,7 @@ def _kind(
 ) -> tuple[Callable, Any, Any, Any]:
     """What a round computes for a kind of L; mean Hessian, L and Hessian before any round.
 
-    A round's function gives energy, gradient, the mean Hessian, L, the map of Newton's steps as
-    another L, and the Hessian.
+    A round gives energy, gradient, mean Hessian, L, the map of Newton's steps, and the Hessian.
     """
     groups: Any = layout
     some = layout is not None and not layout.num_groups and not potential.deterministic
