@@ -76,7 +76,7 @@ WIDTH = 2.0
 """Starts are uniform within this distance of 0 in the unconstrained space, as NumPyro's are."""
 
 FEWEST, MOST = 10, 100
-"""Rounds after Adam's."""
+"""Rounds after Adam's, at least and at most."""
 MOVES_ON = 0.7
 """Mean of a shared parameter's last steps, in longest steps, from which it moves on. Steps that are
 noise go back and forth."""
