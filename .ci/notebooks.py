@@ -11,10 +11,11 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
@@ -76,6 +77,8 @@ def notebook(page: str) -> str:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Called by mkdocs when it knows the files."""
+    from mkdocs.structure.files import File  # not at the top: a test without mkdocs reads cells
+
     for page in [*files.documentation_pages()]:
         name = f"{Path(page.src_uri).stem}.ipynb"
         if f"({name})" in page.content_string:
