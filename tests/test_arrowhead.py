@@ -29,6 +29,7 @@ from numpyro_geom import (
     SGRLD,
     RiemannianLaplace,
 )
+from numpyro_geom._linalg import MatrixRoot
 from numpyro_geom.model.arrowhead import (
     Arrowhead,
     Layout,
@@ -149,7 +150,7 @@ def test_derivatives_and_root(x64: None, layout: Layout) -> None:
     np.testing.assert_allclose(root.variances(), jnp.diag(matrix @ matrix.T), rtol=ROUNDING)
     corner = random.normal(random.key(3), (4, 4))
     width = jnp.exp(random.normal(random.key(4), (size,)))
-    new = root.then((corner, jnp.linalg.inv(corner)), width)
+    new = root.then(MatrixRoot(corner, jnp.linalg.inv(corner)), width)
     shared_first = jax.vmap(lambda x: corner @ layout.parts(x)[0])(unit)
     each = jax.vmap(layout.parts)(jnp.diag(width))[1:]
     further = jax.vmap(lambda *parts: layout.whole(parts))(shared_first, *each).T

@@ -16,6 +16,7 @@ from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC
 
 from numpyro_geom import GGMC, SGHMC, diagnose, to_inference_data
+from numpyro_geom._linalg import MatrixRoot
 from numpyro_geom.model.scale import scale_about
 from numpyro_geom.sampling.state import init_adaptation
 from numpyro_geom.warmup.adapt import heed_draws
@@ -34,7 +35,7 @@ def counted(rho: float, count: int, size: int) -> Any:
     def count_in(scale: Any, phi: jax.Array) -> tuple:
         return with_draw(SimpleNamespace(scale=scale, scaled=phi)), None  # type: ignore
 
-    start = scale_about(jnp.zeros(size), unit, unit)
+    start = scale_about(jnp.zeros(size), MatrixRoot(unit, unit))
     return jax.lax.scan(count_in, start, jnp.asarray(x, jnp.float32))[0]
 
 

@@ -358,7 +358,7 @@ def _log_normalizer(posterior: FlatPosterior, loc: Flat, at: AtMode) -> jax.Arra
         volume = volume + jnp.sum(jnp.linalg.slogdet(root.blocks)[1])
         root = root.corner
     if isinstance(at.factor, ArrowRoot):
-        volume = volume + jnp.linalg.slogdet(root)[1]
+        volume = volume + jnp.linalg.slogdet(root.matrix)[1]
     elif root.size:
         volume = -jnp.sum(jnp.log(jnp.diagonal(root)))
     elif not is_wide(posterior.size):

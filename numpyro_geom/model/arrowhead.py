@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
 
-from .._linalg import balanced_roots, matmul
+from .._linalg import MatrixRoot, balanced_roots, matmul
 from .._util import LANES, at_once, is_traced, scattered_floats
 from .derivatives import linearize
 from .jaxprs import compiled
@@ -464,7 +464,7 @@ class Arrowhead:
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["corner", "corner_inverse", "edges", "blocks", "blocks_inverse", "links"],
+    data_fields=["corner", "edges", "blocks", "blocks_inverse", "links"],
     meta_fields=["layout"],
 )
 @dataclass(frozen=True)
@@ -476,8 +476,7 @@ class ArrowRoot:
     times S_g stands to the left of R_g.
 
     Attributes:
-        corner: M, shape (d, d), or the root of the outer groups.
-        corner_inverse: M^-1; empty for a root of outer groups.
+        corner: M, a `MatrixRoot`, or the root of the outer groups.
         edges: C.
         blocks: R_g^-1 transposed, shape (G, k, k).
         blocks_inverse: R_g transposed.
@@ -486,7 +485,6 @@ class ArrowRoot:
     """
 
     corner: Any
-    corner_inverse: Any
     edges: Edges
     blocks: jax.Array
     blocks_inverse: jax.Array
@@ -496,7 +494,7 @@ class ArrowRoot:
     def times(self, vector: jax.Array) -> jax.Array:
         """L phi."""
         rest, local = self.layout.split(vector)
-        rest = _times(self.corner, rest)
+        rest = self.corner.times(rest)
         return self.layout.join(rest, self._within(local - self.edges.times(rest)))
 
     def transposed_times(self, vector: jax.Array) -> jax.Array:
@@ -504,9 +502,7 @@ class ArrowRoot:
         rest, local = self.layout.split(vector)
         local = _transposed_within(self.blocks, self.links, local)
         rest = rest - self.edges.transposed_times(local)
-        nested = isinstance(self.corner, ArrowRoot)
-        rest = self.corner.transposed_times(rest) if nested else matmul(rest, self.corner)
-        return self.layout.join(rest, local)
+        return self.layout.join(self.corner.transposed_times(rest), local)
 
     def solve(self, vector: jax.Array) -> jax.Array:
         """L^-1 theta."""
@@ -514,10 +510,7 @@ class ArrowRoot:
         own = _by_group(self.blocks_inverse, local)
         if self.links is not None:
             own += jnp.roll(_by_group(jnp.swapaxes(self.links, 1, 2), local), -1, axis=0)
-        local = own + self.edges.times(rest)
-        nested = isinstance(self.corner, ArrowRoot)
-        rest = self.corner.solve(rest) if nested else matmul(self.corner_inverse, rest)
-        return self.layout.join(rest, local)
+        return self.layout.join(self.corner.solve(rest), own + self.edges.times(rest))
 
     def _within(self, local: jax.Array) -> jax.Array:
         """N q, shape (G, k)."""
@@ -538,7 +531,7 @@ class ArrowRoot:
         own = jnp.diagonal(self._own_covariances(), 0, 1, 2)
         if isinstance(self.corner, ArrowRoot):
             return self.layout.join(self.corner.variances_given_shared(), own)
-        return self.layout.join(jnp.sum(self.corner**2, axis=1), own)
+        return self.layout.join(self.corner.variances(), own)
 
     def _covariances(self) -> list[jax.Array]:
         """Blocks of L L': shared parameters, shape (d, d), then those of groups, outer ones first.
@@ -550,7 +543,7 @@ class ArrowRoot:
         if isinstance(self.corner, ArrowRoot):
             before = self.corner._covariances()
         else:
-            before = [_einsum("de,fe->df", self.corner, self.corner)]
+            before = [self.corner.covariance()]
         shared = before[0]
         across = _einsum("gkd,de->gke", edges.shared, shared)
         within = own + _einsum("gkd,gjd->gkj", across, edges.shared)
@@ -577,19 +570,15 @@ class ArrowRoot:
         links = jnp.roll(self.links, -1, axis=0)
         return lax.scan(step, 0 * self.blocks[0], (self.blocks, links), reverse=True)[1]
 
-    def then(self, corner: tuple[jax.Array, jax.Array], width: jax.Array) -> ArrowRoot:
+    def then(self, corner: MatrixRoot, width: jax.Array) -> ArrowRoot:
         """L R, where R scales the shared parameters by a matrix and the others one by one.
 
-        ``corner`` is the matrix and its inverse. ``width`` holds the factors of the parameters of
-        groups, in a vector of all, shape (D,).
+        ``width`` holds the factors of the parameters of groups, in a vector of all, shape (D,).
         """
         rest, local = self.layout.split(width)
-        if isinstance(self.corner, ArrowRoot):
-            both: tuple[Any, Any] = self.corner.then(corner, rest), ()
-        else:
-            both = matmul(self.corner, corner[0]), matmul(corner[1], self.corner_inverse)
+        nested = isinstance(self.corner, ArrowRoot)
         return ArrowRoot(
-            *both,
+            self.corner.then(corner, rest) if nested else self.corner.then(corner),
             self.edges.over(local),
             self.blocks * local[:, None, :],
             self.blocks_inverse / local[:, :, None],
@@ -597,14 +586,20 @@ class ArrowRoot:
             self.layout,
         )
 
+    def products(self, vector: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Of the shared phi with themselves, shape (d, d), and the squares of all."""
+        shared = self.layout.parts(vector)[0]
+        return shared[:, None] * shared, vector**2
+
 
 def unit_root(layout: Layout, dtype: Any, parents: jax.Array | None = None) -> ArrowRoot:
     """The identity. `parents` are the outer groups' numbers, by default none."""
     unit = _diagonal(layout, jnp.ones((), dtype), parents)
-    both: tuple[Any, Any] = unit.corner, unit.corner
-    if layout.rest is not None:
-        both = unit_root(layout.rest, dtype), ()
-    return ArrowRoot(*both, unit.edges, unit.blocks, unit.blocks, unit.links, layout)
+    if layout.rest is None:
+        corner: Any = MatrixRoot(unit.corner, unit.corner)
+    else:
+        corner = unit_root(layout.rest, dtype)
+    return ArrowRoot(corner, unit.edges, unit.blocks, unit.blocks, unit.links, layout)
 
 
 def _recursion(matrices: jax.Array, vectors: jax.Array, reverse: bool = False) -> jax.Array:
@@ -654,11 +649,11 @@ def root_of(matrix: Arrowhead) -> ArrowRoot:
     edges = matrix.edges.from_left(partial(_transposed_within, blocks, links))
     rest = edges.explained(matrix.corner)
     if isinstance(rest, Arrowhead):
-        both: tuple[Any, Any] = root_of(rest), ()
+        corner: Any = root_of(rest)
     else:
-        corner, corner_inverse = balanced_roots((rest + rest.T) / 2)
-        both = corner_inverse.T, corner.T
-    return ArrowRoot(*both, edges, blocks, blocks_inverse, links, matrix.layout)
+        root, inverse = balanced_roots((rest + rest.T) / 2)
+        corner = MatrixRoot(inverse.T, root.T)
+    return ArrowRoot(corner, edges, blocks, blocks_inverse, links, matrix.layout)
 
 
 def no_arrowhead(layout: Layout, dtype: Any, parents: jax.Array | None = None) -> Arrowhead:

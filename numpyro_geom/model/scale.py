@@ -16,13 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree as ravel
 
-from .._linalg import balanced_roots, matmul
+from .._linalg import MatrixRoot, balanced_roots, matmul
 from .._util import PyTree
 from .arrowhead import ArrowRoot
-
-SMALL = 64
-"""Numbers in a vector up to which its product with a matrix is a sum: this compiles faster than
-XLA's product, and is as fast."""
 
 
 @partial(
@@ -34,7 +30,7 @@ XLA's product, and is as fast."""
 class LowRankRoot:
     """L = diag(a) (I + V' (diag(s) - I) V) diag(b): a diagonal, and r further directions.
 
-    A product costs O(r D) operations.
+    A product costs O(r D) operations. With r = 0 it is a diagonal.
 
     Attributes:
         outer: a, shape (D,).
@@ -74,7 +70,13 @@ class LowRankRoot:
         """L diag(width)."""
         return LowRankRoot(self.outer, self.vectors, self.factors, self.inner * width)
 
+    def products(self, vector: jax.Array) -> jax.Array:
+        """The squares of phi."""
+        return vector**2
+
     def _stretched(self, vector: jax.Array, factors: jax.Array) -> jax.Array:
+        if not len(factors):
+            return vector
         return vector + matmul((factors - 1) * matmul(self.vectors, vector), self.vectors)
 
 
@@ -85,11 +87,9 @@ class Scale(NamedTuple):
 
     Attributes:
         centre: c, shape (D,).
-        root: L, shape (D, D), or (D,) if it is diagonal, or an `ArrowRoot`, or a `LowRankRoot`.
-        inverse: L^-1, in the shape of ``root``; empty for a root that has both.
+        root: L, a `MatrixRoot`, an `ArrowRoot` or a `LowRankRoot`.
         total: sum of the window's phi, shape (D,).
-        squares: sum of phi phi', in the shape of ``root``; for an `ArrowRoot` of the shared
-            parameters, shape (d, d), and the diagonal of all; for a `LowRankRoot` the diagonal.
+        squares: sum of phi phi', as far as the root takes it in: its ``products(phi)``.
         num_draws: draws in the window.
         last: phi of the last draw, shape (D,).
         changes: sum of squared changes of phi from draw to draw, shape (D,).
@@ -97,7 +97,6 @@ class Scale(NamedTuple):
 
     centre: jax.Array
     root: Any
-    inverse: Any
     total: jax.Array
     squares: Any
     num_draws: jax.Array
@@ -105,77 +104,39 @@ class Scale(NamedTuple):
     changes: jax.Array
 
     @property
-    def is_dense(self) -> bool:
-        """Whether L is a matrix without structure."""
-        return not self.has_both and self.root.ndim > self.centre.ndim
-
-    @property
-    def has_both(self) -> bool:
-        """Whether the root is an object with products and solves."""
-        return isinstance(self.root, ArrowRoot | LowRankRoot)
-
-    @property
-    def is_structured(self) -> bool:
-        """Whether L has the structure of groups."""
-        return isinstance(self.root, ArrowRoot)
-
-    @property
     def inverse_mass_matrix(self) -> jax.Array:
         """L L', the covariance that the coordinates assume; for a batch of chains one each.
 
         With the structure of groups, or a low rank, it is the diagonal.
         """
-        if self.has_both:
-            return self.root.variances()
-        if not self.is_dense:
-            return self.root**2
-        transposed = jnp.swapaxes(self.root, -1, -2)
-        return matmul(self.root, transposed)
+        is_matrix = isinstance(self.root, MatrixRoot)
+        return self.root.covariance() if is_matrix else self.root.variances()
 
     def variances_given_others(self, index: np.ndarray) -> jax.Array:
         """Variances of some parameters given all others, as the coordinates assume, shape (D,).
 
         ``index`` are these parameters, those of all groups. A low rank gives marginal variances.
         """
-        if self.is_structured:
+        if isinstance(self.root, ArrowRoot):
             return self.root.variances_given_shared()
-        if not self.is_dense:
-            return self.inverse_mass_matrix
-        columns = self.inverse[:, index]
+        if isinstance(self.root, LowRankRoot):
+            return self.root.variances()
+        columns = self.root.inverse[:, index]
         within = balanced_roots(matmul(columns.T, columns))[1]
         return jnp.ones_like(self.centre).at[index].set(jnp.sum(within**2, axis=0))
 
     def to_sites(self, scaled: PyTree, like: PyTree) -> PyTree:
         """Theta of phi, in the structure of ``like``, a position of the model's sites."""
         flat, _ = ravel(scaled)
-        return ravel(like)[1](self.centre + times(self.root, flat))
+        return ravel(like)[1](self.centre + self.root.times(flat))
 
     def from_sites(self, position: PyTree, like: PyTree) -> PyTree:
         """Phi of theta, in the structure of ``like``, a position or a vector."""
         flat, _ = ravel(position)
-        away = flat - self.centre
-        phi = self.root.solve(away) if self.has_both else times(self.inverse, away)
-        return ravel(like)[1](phi)
+        return ravel(like)[1](self.root.solve(flat - self.centre))
 
 
-def times(matrix: Any, other: jax.Array) -> jax.Array:
-    """A product of matrices; the first may be given as a diagonal, or be an object."""
-    if isinstance(matrix, ArrowRoot | LowRankRoot):
-        return matrix.times(other)
-    if matrix.ndim == 1:
-        return matrix * other
-    if other.ndim == 1 and other.size <= SMALL:
-        return jnp.sum(matrix * other, axis=-1)
-    return matmul(matrix, other)
-
-
-def scale_about(centre: jax.Array, root: Any, inverse: Any = ()) -> Scale:
+def scale_about(centre: jax.Array, root: Any) -> Scale:
     """The coordinates with an empty window."""
     zeros, count = jnp.zeros_like(centre), jnp.zeros((), jnp.int32)
-    squares: Any
-    if isinstance(root, ArrowRoot):
-        shared = root.layout.parts(zeros)[0]
-        squares = shared[:, None] * shared, zeros
-    else:
-        squares = zeros if isinstance(root, LowRankRoot) else jnp.zeros_like(root)
-    return Scale(centre, root, inverse, zeros, squares, count, zeros, zeros)
+    return Scale(centre, root, zeros, root.products(zeros), count, zeros, zeros)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax, random
 from jax.flatten_util import ravel_pytree as ravel
 
-from .._linalg import balanced_roots, eigenvalues, matmul
+from .._linalg import eigenvalues, matmul
 from .._util import LANES, PyTree, key_word, lazy_cond, scattered_floats
 from ..model.arrowhead import Layout
 from ..model.derivatives import jvp, linearize
@@ -222,14 +222,6 @@ def in_trust_region(
     return lax.while_loop(too_far, lambda tried: tried / 2, jnp.asarray(length, position.dtype))
 
 
-def roots(matrix: jax.Array, dense: bool) -> tuple[jax.Array, jax.Array]:
-    """R with R R' = |M|, and its inverse; for a diagonal M the diagonals of both."""
-    if not dense:
-        root = jnp.sqrt(matrix)
-        return root, 1 / root
-    return balanced_roots(matrix)
-
-
 def largest_noise(
     potential: Potential,
     position: PyTree,
@@ -393,13 +385,17 @@ def _on_other_rows(
 
 
 def diagonal_curvature(
-    potential: Potential, position: PyTree, rng_key: jax.Array, explained: tuple | None = None
+    potential: Potential,
+    position: PyTree,
+    rng_key: jax.Array,
+    explained: tuple | None = None,
+    before: jax.Array | None = None,
 ) -> jax.Array:
     """Estimate of the diagonal of |H|, shape (D,), from products with random vectors of signs.
 
     Each product uses other rows, so that a group with few rows is also seen. The vectors are scaled
-    by the result of the previous round. Otherwise the stiffest parameters would hide the others. An
-    entry below the noise of its estimate counts as that noise.
+    by the result of the previous round; with ``before`` there is one round. Otherwise the stiffest
+    parameters would hide the others. An entry below the noise of its estimate counts as that noise.
 
     ``explained`` are W and t of a part W' diag(t) W of H that is known, shapes (r, D) and (r,).
     Only the rest is estimated, which has less noise if W are stiff directions.
@@ -430,6 +426,8 @@ def diagonal_curvature(
         found = jnp.sqrt(mean**2 + variance / PROBES)
         return jnp.where(jnp.isfinite(found) & (found > 0), found, curvature)
 
+    if before is not None:
+        return closer(jnp.int32(0), before)
     return lax.fori_loop(0, ROUNDS, closer, jnp.ones_like(flat))
 
 

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax, random
 
-from .._linalg import log_abs_det
+from .._linalg import MatrixRoot, log_abs_det
 from .._util import PyTree, all_finite, key_word, scattered_floats, tree_where
 from ..model.arrowhead import (
     Layout,
@@ -42,7 +42,8 @@ from ..model.model import CURVATURE_ROWS
 from ..model.potential import Potential
 from ..sampling.algorithm import rule_temperature
 from ..sampling.state import Target
-from .scale import low_rank_root, unit_low_rank
+from .curvature import diagonal_curvature
+from .scale import LOW_RANK_PRODUCTS, diagonal_root, low_rank_root
 
 LEARNING_RATE = 0.05
 """Adam's first learning rate: about the largest step of an unconstrained coordinate."""
@@ -270,13 +271,14 @@ def find_law(
     rng_key: jax.Array,
     searching: bool,
     num_pairs: int = 1,
+    low_rank: bool = True,
 ) -> Law:
     """The normal law that is nearest to a target.
 
     After a search with Adam, each round of ``num_pairs`` pairs of draws moves m by a share of
     Newton's step. The kind of L follows from the ``layout``: groups, one matrix if there are none,
-    or a diagonal and a low rank for None. The draws of a round are all at the usual distance from
-    m, which leaves least to chance.
+    or for None a diagonal, or a ``low_rank`` besides. The draws of a round are all at the usual
+    distance from m, which leaves least to chance.
     """
     potential, tau = target.potential, rule_temperature(target.temperature)
     size, dtype = position.size, position.dtype
@@ -285,7 +287,7 @@ def find_law(
     if searching:
         found, width = search(potential, position, rng_key, target.temperature, target.near, True)
         position = jnp.where(target.is_usable(found), found, position)
-    look, mean, root, hessian = _kind(potential, layout, position, width)
+    look, mean, root, hessian = _kind(potential, layout, position, width, low_rank)
     fewest, most = (FEWEST, MOST) if searching else (1, 1)
     shortest = jnp.asarray(tau**0.5, dtype)
 
@@ -364,7 +366,11 @@ def _between(share: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _kind(
-    potential: Potential, layout: Layout | None, position: jax.Array, width: jax.Array
+    potential: Potential,
+    layout: Layout | None,
+    position: jax.Array,
+    width: jax.Array,
+    low_rank: bool = True,
 ) -> tuple[Callable, Any, Any, Any]:
     """What a round computes for a kind of L; mean Hessian, L and Hessian before any round.
 
@@ -380,9 +386,18 @@ def _kind(
         def around(x: jax.Array, rows: Any) -> jax.Array:
             return jnp.mean(jnp.stack([potential.energy(x + y - centre, rows) for y in places]))
 
-        mover, known = low_rank_root(potential._replace(energy=around), centre, gradient, rng_key)
+        middle = potential._replace(energy=around)
+        mover, known = low_rank_root(middle, centre, gradient, rng_key)
         root = replace(mover, factors=jnp.where(known, mover.factors, 1))
         return energy, gradient, before[0], root, mover, ()
+
+    def of_diagonal(places: jax.Array, root: Any, before: tuple, rng_key: jax.Array) -> tuple:
+        energy, gradient = _on_all_rows(potential, places, rng_key)
+        mean, share = before
+        found = diagonal_curvature(potential, places[0], rng_key, before=mean)
+        mean = _between(share, mean, found)
+        root = diagonal_root(mean**-0.5)
+        return energy, gradient, mean, root, root, ()
 
     def of_arrow(places: jax.Array, root: Any, before: tuple, rng_key: jax.Array) -> tuple:
         asked = potential
@@ -399,11 +414,14 @@ def _kind(
         root = root_of(mean)
         return energy, gradient, mean, root, root, Curvature(hessian, misfit)
 
+    if layout is None and low_rank:
+        rank = min(LOW_RANK_PRODUCTS, position.size)
+        return of_rank, (), diagonal_root(width, rank), ()
     if layout is None:
-        return of_rank, (), unit_low_rank(width), ()
+        return of_diagonal, width**-2, diagonal_root(width), ()
     parents = find_parents(potential, position, layout)
     unit, shared = unit_root(layout, width.dtype, parents), layout.parts(width)[0]
-    root = unit.then((jnp.diag(shared), jnp.diag(1 / shared)), width)
+    root = unit.then(MatrixRoot(jnp.diag(shared), jnp.diag(1 / shared)), width)
     none = no_arrowhead(layout, width.dtype, parents)
     return of_arrow, none, root, Curvature(none, jnp.zeros_like(width[0]))
 
@@ -428,7 +446,7 @@ def search_often(
         other = random.uniform(random.fold_in(key, 3), position.shape, dtype)
         start = jnp.where(k == 0, position, WIDTH * (2 * other - 1))
         found = find_law(target, layout, start, key, True)
-        mass = log_abs_det(found.root.corner) - found.energy / tau
+        mass = log_abs_det(found.root.corner.matrix) - found.energy / tau
         chance = random.uniform(random.fold_in(key, 4), (), dtype)
         rare = -jnp.log(-jnp.log(jnp.maximum(chance, jnp.finfo(dtype).tiny)))
         # the largest one has the probability of its normal law

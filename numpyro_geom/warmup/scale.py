@@ -19,13 +19,15 @@ import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree as ravel
 
-from .._util import PyTree, all_finite, key_word, lazy_cond, scattered_floats, tree_where
-from ..model.potential import Potential, in_coordinates
-from ..model.scale import LowRankRoot, Scale, scale_about, times
+from .._linalg import MatrixRoot, balanced_roots
+from .._util import PyTree, all_finite, lazy_cond, tree_where
+from ..model.arrowhead import ArrowRoot
+from ..model.potential import Potential
+from ..model.scale import LowRankRoot, Scale, scale_about
 from ..sampling.algorithm import rule_temperature
 from ..sampling.settings import Settings, SiteBlocks
-from ..sampling.state import SGState, Target, is_by_site
-from .curvature import chance, diagonal_curvature, hessian_at, in_trust_region, roots
+from ..sampling.state import SGState, is_by_site
+from .curvature import chance, diagonal_curvature, hessian_at
 from .lanczos import ritz_vectors
 
 LOW_RANK_PRODUCTS = 64
@@ -47,50 +49,28 @@ def given_scale(settings: Settings, position: PyTree) -> Scale:
     dense, size = settings.dense_scale, centre.size
     given = settings.inverse_mass_matrix
     if given is None:
-        unit = jnp.eye(size, dtype=centre.dtype) if dense else jnp.ones_like(centre)
-        return scale_about(centre, unit, unit)
+        given = np.ones(size)
     matrix = matrix_of_blocks(given, position) if isinstance(given, dict) else given
     roots = _roots_of_given(np.asarray(matrix), size, dense)
-    return scale_about(centre, *(jnp.asarray(x, centre.dtype) for x in roots))
+    first, *others = (jnp.asarray(x, centre.dtype) for x in roots)
+    return scale_about(centre, MatrixRoot(first, *others) if dense else diagonal_root(first))
 
 
-def scale_of_law(law: Any, settings: Settings, within: np.ndarray | None) -> Scale:
-    """The coordinates of a normal law.
-
-    Parameters that are not ``within`` the same block are not scaled together.
-    """
+def scale_of_law(law: Any, settings: Settings, position: PyTree) -> Scale:
+    """The coordinates of a normal law. Parameters of different blocks are not scaled together."""
     if isinstance(law.root, LowRankRoot) or law.root.layout.num_groups:
         return scale_about(law.centre, law.root)
-    root, inverse = law.root.corner, law.root.corner_inverse
-    if within is not None:
-        blocks = roots(jnp.where(within, times(root, root.T), 0), dense=True)
-        root, inverse = (jnp.where(within, x, 0) for x in blocks)
+    root = law.root.corner
+    if settings.blocks:
+        root = _root_of(root.covariance(), block_mask(settings.blocks, position))
     if not settings.dense_scale:
-        root = jnp.sqrt(jnp.sum(root**2, axis=1))  # marginal sds
-        inverse = 1 / root
-    return scale_about(law.centre, root, inverse)
+        root = diagonal_root(jnp.sqrt(root.variances()))
+    return scale_about(law.centre, root)
 
 
-def scale_of_diagonal(
-    target: Target, settings: Settings, position: PyTree, rng_key: jax.Array
-) -> Scale:
-    """The coordinates of the Hessian's diagonal, for too many parameters for a matrix."""
-    potential, (centre, unravel) = target.potential, ravel(position)
-    root = diagonal_curvature(potential, position, rng_key) ** -0.5
-    seen = in_coordinates(potential, unravel)
-    rows, temperature = potential.curvature_batch(rng_key), target.temperature
-    noise = scattered_floats(key_word(rng_key), centre.size, centre.dtype)
-    direction = rule_temperature(temperature) ** 0.5 * root * noise
-    # at a place that is flatter than the target, L is too large
-    root *= in_trust_region(lambda x: seen.energy(x, rows), centre, direction, 1.0, temperature)
-    if settings.dense_scale:
-        return scale_about(centre, jnp.diag(root), jnp.diag(1 / root))
-    return scale_about(centre, root, 1 / root)
-
-
-def unit_low_rank(width: jax.Array) -> LowRankRoot:
-    """L of these sds, shape (D,), in the shape of `low_rank_root`."""
-    rank, ones = min(LOW_RANK_PRODUCTS, width.size), jnp.ones_like(width)
+def diagonal_root(width: jax.Array, rank: int = 0) -> LowRankRoot:
+    """L of these sds, shape (D,), with room for more directions."""
+    ones = jnp.ones_like(width)
     vectors = jnp.zeros((rank, width.size), width.dtype)
     return LowRankRoot(width, vectors, ones[:rank], ones)
 
@@ -118,8 +98,7 @@ def low_rank_root(
         usable = all_finite(found)
         return diagonal, tuple(jnp.where(usable, x, 0) for x in found)
 
-    rank = min(LOW_RANK_PRODUCTS, flat.size)
-    ones = jnp.ones_like(flat)
+    rank, ones = min(LOW_RANK_PRODUCTS, flat.size), jnp.ones_like(flat)
     nothing = 0 * ones[:rank], jnp.zeros((rank, flat.size), flat.dtype), ones[:rank]
     diagonal, (values, vectors, errors) = lax.fori_loop(0, 2, closer, (ones, nothing))
     usable = jnp.any(values != 0)
@@ -165,27 +144,18 @@ def with_draw(state: SGState) -> Scale:
     phi, _ = ravel(state.scaled)
     return scale._replace(
         total=scale.total + phi,
-        squares=jax.tree.map(jnp.add, scale.squares, _squares(scale, phi)),
+        squares=jax.tree.map(jnp.add, scale.squares, scale.root.products(phi)),
         num_draws=scale.num_draws + 1,
         last=phi,
         changes=scale.changes + jnp.where(scale.num_draws > 0, (phi - scale.last) ** 2, 0.0),
     )
 
 
-def _squares(scale: Scale, phi: jax.Array) -> Any:
-    """Phi phi', in the shape of `Scale.squares`."""
-    if scale.is_structured:
-        shared = scale.root.layout.parts(phi)[0]
-        return shared[:, None] * shared, phi**2
-    return phi[:, None] * phi if scale.is_dense else phi**2
-
-
 def likeness(scale: Scale) -> tuple[jax.Array, jax.Array]:
     """Correlation of a window's successive draws: the largest, and its least value by chance."""
     count = jnp.maximum(scale.num_draws, 2).astype(scale.total.dtype)
-    squares = jnp.diagonal(scale.squares) if scale.is_dense else scale.squares
-    if scale.is_structured:
-        squares = scale.squares[1]
+    squares = jax.tree.leaves(scale.squares)[-1]
+    squares = jnp.diagonal(squares) if squares.ndim > 1 else squares
     tiny = jnp.finfo(count.dtype).tiny
     variance = jnp.maximum(squares / count - (scale.total / count) ** 2, tiny)
     found = jnp.clip(1 - scale.changes / (2 * (count - 1) * variance), 0.0, 1.0)
@@ -214,34 +184,30 @@ def renew_scale(state: SGState, due: Any, settings: Settings, num_data: int) -> 
         weight = count * jnp.minimum(1.0, time)
         mean = scale.total / count
         covariances = jax.tree.map(
-            lambda x, y: (x / count - y) / tau, scale.squares, _squares(scale, mean)
+            lambda x, y: (x / count - y) / tau, scale.squares, scale.root.products(mean)
         )
 
-        def known(covariance: jax.Array, dense: bool, prior: Any = 2.0) -> jax.Array:
+        def known(covariance: jax.Array, prior: Any = 2.0) -> jax.Array:
             unit = jnp.ones_like(covariance)
-            if dense:
+            if covariance.ndim > 1:
                 prior = covariance.shape[0]
                 unit = jnp.eye(prior, dtype=mean.dtype)
             return (weight * covariance + prior * unit) / (weight + prior)
 
-        centre = scale.centre + times(scale.root, mean)
-        if scale.is_structured:
+        centre, root = scale.centre + scale.root.times(mean), scale.root
+        if isinstance(root, ArrowRoot):
             shared, each = covariances
-            corner = roots(known(shared, True), dense=True)
             # from n draws a variance has the squared error 2 / n; the rest is of the present one
             error = jnp.mean((each - 1) ** 2) - 2 / weight
             prior = 2 / jnp.clip(error, LEAST_ERROR, 1.0)
-            root = scale.root.then(corner, jnp.sqrt(known(each, False, prior)))
-            new = scale_about(centre, root)
-        elif scale.has_both:
-            new = scale_about(centre, scale.root.then(jnp.sqrt(known(covariances, False))))
+            root = root.then(_root_of(known(shared)), jnp.sqrt(known(each, prior)))
+        elif isinstance(root, LowRankRoot):
+            root = root.then(jnp.sqrt(known(covariances)))
         else:
             within = block_mask(settings.blocks, state.z) if settings.blocks else True
-            covariance = known(covariances, scale.is_dense)
-            both = roots(jnp.where(within, covariance, 0), scale.is_dense)
-            root, inverse = (jnp.where(within, x, 0) for x in both)
-            new = scale_about(centre, times(scale.root, root), times(inverse, scale.inverse))
-        finite = all_finite((new.root, new.inverse))
+            root = root.then(_root_of(known(covariances), within))
+        new = scale_about(centre, root)
+        finite = all_finite(root)
         # steps failed in the old coordinates
         factor = jnp.ones_like(state.adaptation.step_size_factor)
         state = state._replace(adaptation=state.adaptation._replace(step_size_factor=factor))
@@ -254,11 +220,17 @@ def renew_scale(state: SGState, due: Any, settings: Settings, num_data: int) -> 
 
 def emptied(scale: Scale) -> Scale:
     """The same coordinates with a window that has no draws."""
-    return scale_about(scale.centre, scale.root, scale.inverse)
+    return scale_about(scale.centre, scale.root)
 
 
-def _roots_of_given(matrix: np.ndarray, size: int, dense: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The same for a matrix that the user gives, in 64 bits."""
+def _root_of(matrix: jax.Array, within: Any = True) -> MatrixRoot:
+    """R with R R' = |M|; 0 between parameters that are not ``within`` the same block."""
+    both = balanced_roots(jnp.where(within, matrix, 0))
+    return MatrixRoot(*(jnp.where(within, x, 0) for x in both))
+
+
+def _roots_of_given(matrix: np.ndarray, size: int, dense: bool) -> list[np.ndarray]:
+    """L of a matrix that the user gives, in 64 bits, and L^-1; of a diagonal L alone."""
     if matrix.shape[-1] != size:
         raise ValueError(
             f"inverse_mass_matrix has the shape {matrix.shape}, and the model has {size} "
@@ -267,11 +239,11 @@ def _roots_of_given(matrix: np.ndarray, size: int, dense: bool) -> tuple[np.ndar
         )
     spread = np.sqrt(matrix if matrix.ndim == 1 else np.diagonal(matrix))
     if not dense:
-        return spread, 1 / spread
+        return [spread]
     matrix = np.diag(matrix) if matrix.ndim == 1 else matrix
     values, vectors = np.linalg.eigh(matrix / spread / spread[:, None])
     root = (vectors * np.sqrt(values)) @ vectors.T
-    return spread[:, None] * root, (vectors / np.sqrt(values)) @ vectors.T / spread
+    return [spread[:, None] * root, (vectors / np.sqrt(values)) @ vectors.T / spread]
 
 
 # SiteBlocks of sites

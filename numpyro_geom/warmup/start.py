@@ -1,8 +1,7 @@
 """Before a chain's first draw: where it starts, its anchor and scale, and open choices.
 
 `find_typical_set` finds the normal law that is nearest to the target (`numpyro_geom.warmup.law`).
-Without a scale, or with one by Hessian diagonals, Adam's search alone does. `choose` chooses rows
-per step, and the order of the control variate.
+`choose` chooses rows per step, and the order of the control variate.
 """
 
 from __future__ import annotations
@@ -25,13 +24,8 @@ from ..sampling.algorithm import MAX_NUM_STEPS, Algorithm, rule_temperature
 from ..sampling.settings import DENSE_LIMIT, LOW_RANK, Settings
 from ..sampling.state import SGState, Target
 from .curvature import largest_noise, total_noise
-from .law import find_law, number_of_searches, search, search_often
-from .scale import (
-    block_mask,
-    given_scale,
-    scale_of_diagonal,
-    scale_of_law,
-)
+from .law import find_law, number_of_searches, search_often
+from .scale import given_scale, scale_of_law
 
 FEW_ROWS = 2048
 """Up to this many rows ``batch_size="auto"`` takes all: gathering fewer rows costs as much."""
@@ -83,27 +77,25 @@ def find_typical_set(
         A position, U there if it is known, the control variate's state, and the scale.
     """
     sites = position
+    scale: Any = ()
+    if not settings.finds_scale and not searching:
+        scale = given_scale(settings, sites) if settings.scales else ()
+        control = replace_anchor(target.potential, control, position) if control else control
+        return sites, None, control, scale
     position, to_sites = ravel(sites)  # a vector compiles faster than many leaves
     target = target.in_coordinates(to_sites)
-    key_scale = random.fold_in(rng_key, 0)
     layout: Any = settings.layout
-    scale: Any = ()
-    if layout is None and position.size <= DENSE_LIMIT:
+    if layout is None and (position.size <= DENSE_LIMIT or settings.dense_scale):
         layout = Layout.without_groups(position.size)
-    if not settings.finds_scale or (layout is None and settings.dense_mass != LOW_RANK):
-        position, control = _with_anchors(target, position, control, rng_key, searching)
-        if settings.finds_scale:
-            scale = scale_of_diagonal(target, settings, position, key_scale)
-        elif settings.scales:
-            scale = given_scale(settings, to_sites(position))
-        return to_sites(position), None, control, scale
     number = 1
     if searching and often and layout is not None and not layout.num_groups:
         number = number_of_searches(target, position, rng_key)
     if number > 1:
         law = search_often(target, layout, position, rng_key, number)
     else:
-        law = find_law(target, layout, position, rng_key, searching)
+        law = find_law(
+            target, layout, position, rng_key, searching, low_rank=settings.dense_mass == LOW_RANK
+        )
     if target.controlled:
         curvature = law.curvature
         if not settings.layout:  # of some rows
@@ -111,34 +103,14 @@ def find_typical_set(
             curvature = anchor_at(target.potential, law.centre, layout)[3] if wanted else ()
         anchor = Anchor(law.centre, law.energy, law.gradient, curvature)
         control = control._replace(anchor=anchor).of_order(settings.control_variate)
-    blocks = block_mask(settings.blocks, sites) if settings.blocks else None
-    scale = scale_of_law(law, settings, blocks)
+    if settings.finds_scale:
+        scale = scale_of_law(law, settings, sites)
+    elif settings.scales:
+        scale = given_scale(settings, to_sites(law.centre))
     usable = searching & target.is_usable(law.draw)
     # at the anchor a control variate leaves no noise, and the first steps would be too long
     position = jnp.where(usable, law.draw, law.centre if searching else position)
     return to_sites(position), law.energy_of_draw, control, scale
-
-
-def _with_anchors(
-    target: Target, position: jax.Array, control: Any, rng_key: jax.Array, searching: bool
-) -> tuple[jax.Array, Any]:
-    """Search without a control variate first, then more exactly, with anchors on the way."""
-    potential = target.potential
-    if not searching:
-        return position, replace_anchor(potential, control, position) if control else control
-    if not control:
-        mode, _ = search(potential, position, rng_key, target.temperature, target.near)
-        return jnp.where(target.is_usable(mode), mode, position), control
-
-    def closer(k: jax.Array, found: tuple) -> tuple:
-        mode, control = found
-        corrected = with_control_variate(potential, control.anchor, jnp.minimum(k, 1))
-        key = random.fold_in(rng_key, k)
-        mode, _ = search(corrected, mode, key, target.temperature, target.near)
-        mode = jnp.where(target.is_usable(mode), mode, position)
-        return mode, replace_anchor(potential, control, mode)
-
-    return lax.fori_loop(0, 3, closer, (position, control))
 
 
 FAR_ABOVE = 20.0
