@@ -350,8 +350,8 @@ def test_a_search_goes_back_where_the_energy_rises(monkeypatch: pytest.MonkeyPat
     start = 5 * random.normal(random.key(0), (size_of(layout),))
     key = random.key_data(random.key(0))
     law = jax.jit(lambda x: find_law(target, layout, x, key, True))(start)
-    # 165 parameters; in steps that never go back it is millions
-    assert law.energy < 300
+    # 165 parameters add half a nat each; in steps that never go back it is millions
+    assert law.energy < 300 + 165 / 2
 
 
 def test_the_guide_draws_from_the_nearest_normal_law() -> None:

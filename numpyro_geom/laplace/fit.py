@@ -196,9 +196,12 @@ def nearest_law(
 
     See `numpyro_geom.warmup.law.find_law`.
     """
-    target = Target(in_coordinates(posterior.model.potential(), posterior.unravel), 1.0)
-    law = find_law(target, layout, start, rng_key, searching, 4)
-    return law.centre, law.root, law.energy, jnp.linalg.norm(law.gradient)
+    potential: Any = in_coordinates(posterior.model.potential(), posterior.unravel)
+    law = find_law(Target(potential, 1.0), layout, start, rng_key, searching, 4)
+    energy, gradient = potential.on_all_rows(
+        lambda rows: jax.value_and_grad(potential.energy)(law.centre, rows)
+    )
+    return law.centre, law.root, energy, jnp.linalg.norm(gradient)
 
 
 def at_law(root: ArrowRoot) -> AtMode:

@@ -36,7 +36,6 @@ from ..model.arrowhead import (
     root_of,
     unit_root,
 )
-from ..model.control_variate import Curvature
 from ..model.jaxprs import work
 from ..model.model import CURVATURE_ROWS
 from ..model.potential import Potential
@@ -207,25 +206,19 @@ def search(
 
 
 class Law(NamedTuple):
-    """N(m, tau L L'), and the energy at m.
+    """N(m, tau L L').
 
     Attributes:
         centre: m, shape (D,).
         root: L, an `ArrowRoot` or a `LowRankRoot`.
-        energy: U(m), in nats.
-        gradient: of U at m, shape (D,).
-        curvature: the Hessian at m from the rows of the law's, empty for a low rank.
         draw: a draw of about this law, shape (D,).
-        energy_of_draw: U there.
+        energy: mean of U over such draws, in nats.
     """
 
     centre: jax.Array
     root: Any
-    energy: jax.Array
-    gradient: jax.Array
-    curvature: Any
     draw: jax.Array
-    energy_of_draw: jax.Array
+    energy: jax.Array
 
 
 class _Rounds(NamedTuple):
@@ -233,8 +226,7 @@ class _Rounds(NamedTuple):
 
     Attributes:
         number: of rounds so far.
-        closing: whether the next round is the last one, which does not move.
-        finished: whether it has been taken.
+        finished: whether it was the last one.
         centre: m.
         mean: the mean Hessian.
         root: L.
@@ -245,11 +237,9 @@ class _Rounds(NamedTuple):
         back: the last centre where the energy had not risen.
         level: the mean energy of the draws there.
         draw: one of these draws.
-        seen: energy, gradient and Hessian of the last round.
     """
 
     number: jax.Array
-    closing: jax.Array
     finished: jax.Array
     centre: jax.Array
     mean: Any
@@ -261,7 +251,6 @@ class _Rounds(NamedTuple):
     back: jax.Array
     level: jax.Array
     draw: jax.Array
-    seen: tuple
 
 
 def find_law(
@@ -287,7 +276,7 @@ def find_law(
     if searching:
         found, width = search(potential, position, rng_key, target.temperature, target.near, True)
         position = jnp.where(target.is_usable(found), found, position)
-    look, mean, root, hessian = _kind(potential, layout, position, width, low_rank)
+    look, mean, root = _kind(potential, layout, position, width, low_rank)
     fewest, most = (FEWEST, MOST) if searching else (1, 1)
     shortest = jnp.asarray(tau**0.5, dtype)
 
@@ -295,12 +284,9 @@ def find_law(
         key = random.fold_in(rng_key, 2 + now.number)
         noise = random.normal(key, (num_pairs, size), dtype)
         noise *= size**0.5 / jnp.linalg.norm(noise, axis=1, keepdims=True)
-        width = jnp.where(now.closing, 0, now.width)
-        away = width * tau**0.5 * jax.vmap(now.root.times)(noise)
+        away = now.width * tau**0.5 * jax.vmap(now.root.times)(noise)
         places = now.centre + jnp.concatenate([away, -away])
-        energy, gradient, mean, root, mover, hessian = look(
-            places, now.root, (now.mean, now.share), key
-        )
+        energy, gradient, mean, root, mover = look(places, now.root, (now.mean, now.share), key)
         step = jnp.clip(mover.transposed_times(gradient), -now.longest, now.longest)
         last = step if layout is None else layout.parts(step)[0]
         moves = _between(jnp.asarray(LEAST_SHARE, dtype), now.moves, last)
@@ -323,25 +309,22 @@ def find_law(
         )
         halfway = now._replace(centre=(now.back + now.centre) / 2)
         number, share = now.number + 1, now.share / (1 + now.share)
-        return tree_where(now.closing, now, tree_where(risen, halfway, fallen))._replace(
+        return tree_where(risen, halfway, fallen)._replace(
             number=number,
-            closing=(number >= fewest) & (~far | (number >= most)),
-            finished=now.closing,
+            finished=(number >= fewest) & (~far | (number >= most)),
             width=jnp.where(risen, now.width / 2, wider),
             share=jnp.where(far, jnp.maximum(share, LEAST_SHARE), share),
             moves=moves,
             longest=jnp.where(far & ~risen, longer, shortest),
-            seen=(energy, gradient, hessian),
         )
 
     zero, no, origin = jnp.zeros((), dtype), jnp.asarray(False), 0 * position
     infinite, moves = zero + jnp.inf, origin if layout is None else layout.parts(origin)[0]
     law = position, mean, root, jnp.asarray(searching, dtype), zero + 1
     steps = moves, shortest, position, infinite, position
-    begun = _Rounds(jnp.int32(0), no, no, *law, *steps, (zero, origin, hessian))
+    begun = _Rounds(jnp.int32(0), no, *law, *steps)
     end = lax.while_loop(lambda now: ~now.finished, one_round, begun)
-    energy, gradient, hessian = end.seen
-    return Law(end.centre, end.root, energy, gradient, hessian, end.draw, end.level)
+    return Law(end.centre, end.root, end.draw, end.level)
 
 
 def _mean_over(fn: Callable, places: jax.Array) -> Any:
@@ -371,10 +354,10 @@ def _kind(
     position: jax.Array,
     width: jax.Array,
     low_rank: bool = True,
-) -> tuple[Callable, Any, Any, Any]:
-    """What a round computes for a kind of L; mean Hessian, L and Hessian before any round.
+) -> tuple[Callable, Any, Any]:
+    """What a round computes for a kind of L; mean Hessian and L before any round.
 
-    A round gives energy, gradient, mean Hessian, L, the map of Newton's steps, and the Hessian.
+    A round gives energy, gradient, mean Hessian, L, and the map of Newton's steps.
     """
     groups: Any = layout
     some = layout is not None and not layout.num_groups and not potential.deterministic
@@ -389,7 +372,7 @@ def _kind(
         middle = potential._replace(energy=around)
         mover, known = low_rank_root(middle, centre, gradient, rng_key)
         root = replace(mover, factors=jnp.where(known, mover.factors, 1))
-        return energy, gradient, before[0], root, mover, ()
+        return energy, gradient, before[0], root, mover
 
     def of_diagonal(places: jax.Array, root: Any, before: tuple, rng_key: jax.Array) -> tuple:
         energy, gradient = _on_all_rows(potential, places, rng_key)
@@ -397,14 +380,14 @@ def _kind(
         found = diagonal_curvature(potential, places[0], rng_key, before=mean)
         mean = _between(share, mean, found)
         root = diagonal_root(mean**-0.5)
-        return energy, gradient, mean, root, root, ()
+        return energy, gradient, mean, root, root
 
     def of_arrow(places: jax.Array, root: Any, before: tuple, rng_key: jax.Array) -> tuple:
         asked = potential
         if some:
             rows = potential.curvature_batch(rng_key)
             asked = potential._replace(on_all_rows=lambda fn: fn(rows))
-        energy, gradient, hessian, misfit = _mean_over(
+        energy, gradient, hessian, _ = _mean_over(
             lambda x: derivatives_at(asked, x, groups, root), places
         )
         if some:
@@ -412,18 +395,17 @@ def _kind(
         mean, share = before
         mean = jax.tree.map(partial(_between, share), mean, hessian)
         root = root_of(mean)
-        return energy, gradient, mean, root, root, Curvature(hessian, misfit)
+        return energy, gradient, mean, root, root
 
     if layout is None and low_rank:
         rank = min(LOW_RANK_PRODUCTS, position.size)
-        return of_rank, (), diagonal_root(width, rank), ()
+        return of_rank, (), diagonal_root(width, rank)
     if layout is None:
-        return of_diagonal, width**-2, diagonal_root(width), ()
+        return of_diagonal, width**-2, diagonal_root(width)
     parents = find_parents(potential, position, layout)
     unit, shared = unit_root(layout, width.dtype, parents), layout.parts(width)[0]
     root = unit.then(MatrixRoot(jnp.diag(shared), jnp.diag(1 / shared)), width)
-    none = no_arrowhead(layout, width.dtype, parents)
-    return of_arrow, none, root, Curvature(none, jnp.zeros_like(width[0]))
+    return of_arrow, no_arrowhead(layout, width.dtype, parents), root
 
 
 # 3. The law with the most mass
@@ -434,8 +416,8 @@ def search_often(
 ) -> Law:
     """`find_law` from several positions, and the choice of one end, in one loop.
 
-    An end is chosen with the probability of its normal law, exp(-U(m) / tau) |det L|, as in
-    Pathfinder (Zhang et al. 2022, JMLR 23(306), section 2.4). So chains start in different modes if
+    An end is chosen with about the probability of its mode, exp(-E U / tau) |det L|: the bound on
+    the evidence of its normal law. So chains start in different modes if
     these have about the same mass. The first search starts at ``position``.
     """
     tau, dtype = rule_temperature(target.temperature), position.dtype
@@ -449,14 +431,13 @@ def search_often(
         mass = log_abs_det(found.root.corner.matrix) - found.energy / tau
         chance = random.uniform(random.fold_in(key, 4), (), dtype)
         rare = -jnp.log(-jnp.log(jnp.maximum(chance, jnp.finfo(dtype).tiny)))
-        # the largest one has the probability of its normal law
+        # the largest one has the probability of its mode
         score = rare + jnp.where(jnp.isfinite(mass), mass, -jnp.inf)
         better = (k == 0) | (score > best)
         return k + 1, tree_where(better, found, kept), jnp.where(better, score, best)
 
-    _, _, root, curvature = _kind(target.potential, layout, position, jnp.ones_like(position))
-    zero = jnp.zeros((), dtype)
-    none = Law(position, root, zero, 0 * position, curvature, position, zero)
+    *_, root = _kind(target.potential, layout, position, jnp.ones_like(position))
+    none = Law(position, root, position, jnp.zeros((), dtype))
     start = jnp.zeros((), jnp.int32), none, jnp.full((), -jnp.inf, dtype)
     # a loop of unknown length: programs with much work take longer to compile
     most = jnp.where(target.near, 1, number)

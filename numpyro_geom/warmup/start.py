@@ -17,7 +17,7 @@ from jax.flatten_util import ravel_pytree as ravel
 from .._util import PyTree, are_known, key_word, scattered_floats, tree_size
 from ..model.arrowhead import Layout
 from ..model.bad_rows import farthest
-from ..model.control_variate import Anchor, anchor_at, replace_anchor, with_control_variate
+from ..model.control_variate import replace_anchor, with_control_variate
 from ..model.jaxprs import UNKNOWN_TURNS, compiled, work
 from ..model.potential import Potential
 from ..sampling.algorithm import MAX_NUM_STEPS, Algorithm, rule_temperature
@@ -97,12 +97,8 @@ def find_typical_set(
             target, layout, position, rng_key, searching, low_rank=settings.dense_mass == LOW_RANK
         )
     if target.controlled:
-        curvature = law.curvature
-        if not settings.layout:  # of some rows
-            wanted = control.anchor.curvature
-            curvature = anchor_at(target.potential, law.centre, layout)[3] if wanted else ()
-        anchor = Anchor(law.centre, law.energy, law.gradient, curvature)
-        control = control._replace(anchor=anchor).of_order(settings.control_variate)
+        control = replace_anchor(target.potential, control, law.centre, law.root)
+        control = control.of_order(settings.control_variate)
     if settings.finds_scale:
         scale = scale_of_law(law, settings, sites)
     elif settings.scales:
@@ -110,7 +106,7 @@ def find_typical_set(
     usable = searching & target.is_usable(law.draw)
     # at the anchor a control variate leaves no noise, and the first steps would be too long
     position = jnp.where(usable, law.draw, law.centre if searching else position)
-    return to_sites(position), law.energy_of_draw, control, scale
+    return to_sites(position), law.energy, control, scale
 
 
 FAR_ABOVE = 20.0
