@@ -16,11 +16,11 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree as ravel
 
 from ._checks import check_floating, warn_outside
-from ._util import PyTree, digest, tree_size
+from ._util import PyTree, digest, is_traced, tree_size
 from .metrics.base import Metric
 from .metrics.by_site import BySite
 from .model.arrowhead import Layout, find_layout
-from .model.centring import Shares
+from .model.centring import Shares, find_sums, unmeasured
 from .model.jaxprs import UNKNOWN_TURNS, is_deep, work
 from .model.minibatch import Subsampling
 from .model.model import Model, read
@@ -209,7 +209,8 @@ def bind(
                 "control_variate=True finds its anchor in warm-up, and num_warmup is 0: expect"
                 "ed a warm-up, or init_params near the middle of the target"
             )
-    found, undecided = _resolved(bound, rows, one, num_warmup, trajectory)
+    moves = init_params is None
+    found, undecided = _resolved(bound, rows, one, num_warmup, trajectory, moves)
     number = USUAL_ROUNDS * ROUND_STEPS + USUAL_STEPS * 2 * num_warmup
     number /= GRADIENTS[int(found.control_variate)]
     cheap = set(undecided) == set(CHOSEN) and _is_cheap(bound, one, number)
@@ -290,12 +291,13 @@ def _warn_without_plate(model: Model) -> None:
 
 
 def _resolved(
-    bound: Bound, rows: Any, position: PyTree, num_warmup: int, trajectory: bool
+    bound: Bound, rows: Any, position: PyTree, num_warmup: int, trajectory: bool, moves: bool
 ) -> tuple[Settings, tuple[str, ...]]:
     """Settings with a value for each automatic argument.
 
     ``rows`` are rows per step, in the form of ``batch_size``, and ``position`` is that of one
-    chain. A ``trajectory`` has a cost besides its gradients, which makes a Hessian worth while.
+    chain. A ``trajectory`` has a cost besides its gradients, which makes a Hessian worth while. A
+    chain ``moves`` to other coordinates before the first draw if its start is not given.
 
     Returns:
         The settings, and the names of those arguments in `CHOSEN` whose values only serve for
@@ -303,7 +305,7 @@ def _resolved(
     """
     settings, plan = bound.settings, bound.plan
     found = settings.with_values(
-        dense_mass=_dense_mass(bound, position, num_warmup),
+        dense_mass=_dense_mass(bound, position, num_warmup, moves),
         batch_size=rows,
         metric=_with_interval(settings.metric, plan),
     )
@@ -345,7 +347,7 @@ def _with_interval(metric: Metric, plan: Subsampling | None) -> Metric:
     return metric.with_interval(1 if plan is None else plan.steps_per_epoch)
 
 
-def _dense_mass(bound: Bound, position: PyTree, num_warmup: int) -> Any:
+def _dense_mass(bound: Bound, position: PyTree, num_warmup: int, moves: bool) -> Any:
     """The argument ``dense_mass``, with a value instead of ``"auto"`` or ``"structured"``."""
     settings = bound.settings
     if not isinstance(settings.dense_mass, str):
@@ -353,7 +355,7 @@ def _dense_mass(bound: Bound, position: PyTree, num_warmup: int) -> Any:
     if settings.dense_mass == LOW_RANK:
         return LOW_RANK
     if settings.dense_mass == STRUCTURED:
-        layout = _layout(bound, position)
+        layout = _layout(bound, position, moves)
         if layout is None:
             raise ValueError(
                 "dense_mass='structured' needs a plate of at least 8 groups with up to 32 "
@@ -373,18 +375,29 @@ def _dense_mass(bound: Bound, position: PyTree, num_warmup: int) -> Any:
         return True
     if settings.metric.scales:
         return None
-    layout = None if settings.inverse_mass_matrix is not None else _layout(bound, position)
+    layout = None if settings.inverse_mass_matrix is not None else _layout(bound, position, moves)
     if layout is not None:
         return layout
     free = settings.inverse_mass_matrix is None and size <= LOW_RANK_LIMIT
     return LOW_RANK if free else False
 
 
-def _layout(bound: Bound, position: PyTree) -> Layout | None:
-    """The groups of a model, see `find_layout`."""
+def _layout(bound: Bound, position: PyTree, moves: bool) -> Layout | None:
+    """The groups of a model, see `find_layout`; of sums of its values if chains ``moves`` there."""
     if not is_by_site(position):
         return None
     flat, to_sites = ravel(position)
     shapes = {name: jnp.shape(position[name]) for name in sorted(position)}
     sites = () if bound.plan is None else bound.plan.sites
-    return find_layout(in_coordinates(bound.potential(), to_sites), sites, shapes, flat.dtype)
+
+    def found(bound: Bound) -> Layout | None:
+        return find_layout(in_coordinates(bound.potential(), to_sites), sites, shapes, flat.dtype)
+
+    layout = found(bound)
+    if layout is not None or bound.model is None or not moves or is_traced(position):
+        return layout
+    sums = unmeasured(bound.model, position, find_sums(bound.model, position))
+    layout = found(bound.with_shares(sums)) if sums else None
+    if layout is None or not layout.is_series or not sums.keys() >= {*layout.local_names}:
+        return None
+    return dataclasses.replace(layout, is_summed=True)

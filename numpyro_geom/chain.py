@@ -18,7 +18,10 @@ from ._util import PyTree, all_finite, is_traced, tree_vdot, tree_where, words
 from .bound import Bound
 from .model.arrowhead import ArrowRoot, Layout
 from .model.centring import (
+    Path,
+    Series,
     Shares,
+    Sum,
     coordinates,
     find_paths,
     find_shares,
@@ -86,10 +89,10 @@ def shares_at(bound: Bound, state: SGState) -> Shares:
     z, scale = parts
     unravel = ravel(z)[1]
     position, model = unravel(scale.centre), bound.with_shares({}).model
-    if (names := _series(bound)) is not None:
+    if (series := _series(bound)) is not None:
         if used:
             return used
-        return find_paths(model, names, position, unravel(compiled(_of_series, scale.root)))
+        return find_paths(model, series, position, unravel(compiled(_of_series, scale.root)))
     position = _as_written(bound, position)
     found = find_shares(model, position, scale.variances_given_others, used)
     alike = found.keys() == used.keys() and all(
@@ -143,12 +146,12 @@ def first_shares(bound: Bound, position: PyTree, *, batched: bool) -> Shares:
     return unmeasured(bound.model, position, _series(bound))
 
 
-def _series(bound: Bound) -> tuple[str, ...] | None:
+def _series(bound: Bound) -> Series | None:
     """The sites of a series; None if the model is no series."""
     layout = bound.settings.layout
     if layout is None or not layout.is_series:
         return None
-    return tuple(n for n, axes in zip(layout.names, layout.axes, strict=True) if axes)
+    return dict.fromkeys(layout.local_names, Sum if layout.is_summed else Path)
 
 
 def _of_series(root: ArrowRoot) -> jax.Array:

@@ -250,18 +250,24 @@ class SGKernel(MCMCKernel):
         opening: Shares = {}
         if init_params is None and not bound.shares:
             opening = first_shares(bound, position, batched=not single)
-        if init_params is None and isinstance(self.settings.init_strategy, init_to_draws):
+        layout, drawn = (
+            bound.settings.layout,
+            isinstance(self.settings.init_strategy, init_to_draws),
+        )
+        if init_params is None and (drawn or (layout is not None and layout.is_summed)):
             unknown = unknown and bool(opening)
             position = _moved(bound.with_shares(opening or bound.shares), position, single=single)
         state = start(position, opening)
+        before = bound.with_shares(opening) if opening else bound
         if opening:
             for _ in range(3):
                 shares = shares_at(bound, state)
                 if shares is bound.shares or not (shares or bound.shares):
                     break
                 self._bound = self.bound.with_shares(shares)
-                before, bound = bound, self.bound.on(args, kwargs)
+                bound = self.bound.on(args, kwargs)
                 position = centre_in(before, bound, state, position)
+                before = bound
                 state = start(position, {**opening, **shares}, near=True)
             self._shares = jax.tree.flatten((args, kwargs)), bound.shares
         self._check_start(state, args, kwargs)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import pytest
-from jax import random
+from jax import lax, random
 from jax.flatten_util import ravel_pytree
 from numpyro import distributions as dist
 from numpyro.contrib.control_flow import scan
@@ -20,7 +20,7 @@ from tiers import short
 
 from numpyro_geom import GGMC, SGHMC, SGRLD
 from numpyro_geom.chain import centre_in
-from numpyro_geom.model.centring import Path, Product, find_paths, find_shares, unmeasured
+from numpyro_geom.model.centring import Path, Product, Sum, find_paths, find_shares, unmeasured
 from numpyro_geom.model.model import read
 
 SDS = np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
@@ -83,6 +83,30 @@ def test_a_density_of_series_in_other_coordinates(x64: None) -> None:
         "b": Path(np.zeros(1), np.ones(4), np.full(1, 1.2)),
     }
     assert_density(model, shares, position)
+
+
+def test_a_density_of_sums_in_other_coordinates(x64: None) -> None:
+    """The same for innovations, with a factor and without."""
+
+    def model() -> None:
+        tau = numpyro.sample("tau", dist.LogNormal(0, 1))
+        a = numpyro.sample("a", dist.Normal(0, 1).expand([4]).to_event(1))
+        width = numpyro.sample("width", dist.LogNormal(0, 1))
+        b = numpyro.sample("b", dist.Normal(0, width).expand([3, 2]).to_event(2))
+        numpyro.deterministic("sum", b.sum())
+        x = jnp.concatenate([tau * jnp.cumsum(a), jnp.cumsum(b, 0).ravel()])
+        numpyro.sample("y", dist.Normal(x, 1).to_event(1), obs=jnp.ones(10))
+
+    shapes = {"a": (4,), "b": (3, 2), "tau": (), "width": ()}
+    position = {n: random.normal(random.key(len(n)), x) for n, x in shapes.items()}
+    shares = {
+        "a": Sum(np.full(1, 0.3), np.arange(4.0), np.full(1, 0.7)),
+        "b": Sum(np.zeros((1, 1)), np.ones((3, 2)), np.full((1, 1), 1.2)),
+    }
+    assert_density(model, shares, position)
+    level = read(model).replace(shares=shares).constrain(position)
+    expected = 1 + (level["width"] / 1.2) * (position["b"] - 1)
+    np.testing.assert_allclose(np.cumsum(level["b"], axis=0), expected, rtol=1e-10)
 
 
 def test_a_density_of_products_in_other_coordinates(x64: None) -> None:
@@ -219,6 +243,10 @@ def test_shares_of_values_that_lean_on_each_other() -> None:
             lambda z, tau, mu: jnp.array([1.0, 2, 3]) * tau * z[jnp.array([2, 0, 1])],
             False,
         ),  # by row
+        (lambda z, tau, mu: tau * jnp.cumsum(z), True),
+        (lambda z, tau, mu: lax.scan(lambda x, z: (x + tau * z,) * 2, mu, z)[1], True),
+        (lambda z, tau, mu: lax.scan(lambda x, z: (mu * x + z * z,) * 2, tau, z)[1], False),
+        (lambda z, tau, mu: jnp.array([1.0, 2, 3]) * tau * jnp.cumsum(z), False),
         (lambda z, tau, mu: mu * z, False),  # not positive
         (lambda z, tau, mu: (1 + tau * mu) * z, False),
         (lambda z, tau, mu: tau * z + 0.1 * z**2, False),  # not alone
@@ -293,7 +321,7 @@ def test_the_share_of_a_series_is_its_mean_over_frequencies(step: Any, found: bo
         np.linalg.cholesky(precision).T, np.random.default_rng(0).normal(size=size)
     )
     position = {"level": jnp.ones(size), "tau": jnp.log(tau)}
-    paths = find_paths(model, ("level",), position, {"level": jnp.asarray(away, jnp.float32)})
+    paths = find_paths(model, {"level": Path}, position, {"level": jnp.asarray(away, jnp.float32)})
     assert bool(paths) is found
     for path in paths.values():
         # the mean of 2000 squares of variance 1 - share has the standard error .03
@@ -406,6 +434,63 @@ def test_a_model_written_non_centred_costs_what_the_other_one_does() -> None:
     (first_mean, first_error), (second_mean, second_error) = moments
     assert abs(first_mean - second_mean) < 4 * np.hypot(first_error, second_error)
     assert steps[1] < 1.2 * steps[0]
+
+
+def walk(written: str, y: Any) -> None:
+    tau = numpyro.sample("tau", dist.HalfNormal(1))
+    sd = tau if written == "innovations" else 1.0
+    z = numpyro.sample("z", dist.Normal(0, sd).expand([len(y)]).to_event(1))
+    if written == "innovations":
+        x = jnp.cumsum(z)
+    elif written == "cumsum":
+        x = tau * jnp.cumsum(z)
+    elif written == "stationary":
+        x = lax.scan(lambda x, z: (0.5 * x + tau * z,) * 2, 0.0, z)[1]
+    else:
+        x = lax.scan(lambda x, z: (x + tau * z,) * 2, 0.0, z)[1]
+    numpyro.sample("y", dist.Normal(x, 0.2).to_event(1), obs=y)
+
+
+def exact_walk(y: np.ndarray) -> tuple[float, float]:
+    """Mean and sd of tau of `walk`, by quadrature: y ~ N(0, tau^2 C + .04 I)."""
+    size = len(y)
+    eigenvalues, vectors = np.linalg.eigh(np.minimum(*np.indices((size, size))) + 1.0)
+    tau = np.linspace(1e-3, 1, 1000)[:, None]
+    variance = tau**2 * eigenvalues + 0.04
+    log_p = -0.5 * np.sum(np.log(variance) + (vectors.T @ y) ** 2 / variance, 1)
+    log_p -= tau[:, 0] ** 2 / 2
+    p = np.exp(log_p - log_p.max())
+    p /= p.sum()
+    mean = p @ tau[:, 0]
+    return mean, (p @ (tau[:, 0] - mean) ** 2) ** 0.5
+
+
+@pytest.mark.parametrize(
+    "written", short(["cumsum", "scan", "innovations", "stationary"], kept=["scan", "stationary"])
+)
+def test_a_walk_may_be_written_by_its_innovations(written: str) -> None:
+    """A draw takes some ten steps, as of a `GaussianRandomWalk`; in z hundreds."""
+    rng = np.random.default_rng(0)
+    y = np.cumsum(0.3 * rng.normal(size=300)) + 0.2 * rng.normal(size=300)
+    kernel = SGHMC(walk)
+    if written == "stationary":  # its times depend on all earlier sums
+        kernel.init(random.key(0), 300, None, (written, jnp.asarray(y)), {})
+        assert not isinstance(kernel.bound.shares.get("z"), Sum)
+        return
+    mcmc = MCMC(kernel, num_warmup=300, num_samples=500, progress_bar=False)
+    mcmc.run(random.key(0), written, jnp.asarray(y), extra_fields=("num_steps",))
+    assert isinstance(mcmc.sampler.bound.shares["z"], Sum)
+    assert mcmc.get_extra_fields()["num_steps"].mean() < 20
+    tau = np.asarray(mcmc.get_samples()["tau"], float)
+    mean, sd = exact_walk(y)
+    ess = effective_sample_size(tau[None])
+    assert ess > 200
+    assert abs(tau.mean() - mean) / sd * ess**0.5 < 4
+    assert abs(tau.var() / sd**2 - 1) < 0.05 + 4 * (2 / ess) ** 0.5
+    z = np.asarray(mcmc.get_samples()["z"], float)
+    squares = np.mean(z**2, 1) / (tau**2 if written == "innovations" else 1)
+    # their prior is N(0, 1), and rows know little of each
+    assert abs(squares.mean() - 1) < 0.1
 
 
 def test_other_starts_and_metrics() -> None:

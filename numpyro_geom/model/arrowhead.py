@@ -74,6 +74,7 @@ class Layout:
         num_groups: G.
         rest: the layout of all sites that belong to no group, if they belong to outer groups.
         is_series: whether groups are times, each with links to its neighbours.
+        is_summed: whether the values of a time are sums of the sites' values up to it.
     """
 
     names: tuple[str, ...]
@@ -82,6 +83,12 @@ class Layout:
     num_groups: int
     rest: Layout | None = None
     is_series: bool = False
+    is_summed: bool = False
+
+    @property
+    def local_names(self) -> list[str]:
+        """The sites that belong to groups."""
+        return [n for n, axes in zip(self.names, self.axes, strict=True) if axes]
 
     @property
     def num_local(self) -> int:
@@ -158,9 +165,8 @@ class Layout:
         return cls(("",), ((size,),), ((),), 0)
 
     def __repr__(self) -> str:
-        sites = [n for n, axes in zip(self.names, self.axes, strict=True) if axes]
         of_what = "times" if self.is_series else "groups"
-        groups = f"{self.num_groups} {of_what} of {self.num_local} ({', '.join(sites)})"
+        groups = f"{self.num_groups} {of_what} of {self.num_local} ({', '.join(self.local_names)})"
         rest = f"{self.num_shared} shared" if self.rest is None else repr(self.rest)
         return f"{groups}{' and ' if self.rest is None else ', '}{rest}"
 

@@ -24,7 +24,9 @@ over the times: innovations have 1 - c of the variance in the posterior that the
 
 A model may be written the other way: values z ~ N(0, 1) enter the rows as s z. The program of its
 densities shows such a `Product`. The coordinates u = s^c z have the same share c, so the chain does
-not depend on how the model is written. They stay z where no group has a share above a half.
+not depend on how the model is written. They stay z where no group has a share above a half. A walk
+may be written by its innovations: if the program adds up s z over time, and the sums make a series
+of neighbours, they have the coordinates of a path (`Sum`).
 
 NumPyro's ``LocScaleReparam`` makes the same change to a model, but its latent site has another name
 and `print_summary` of NumPyro leaves out x. Here x keeps its name, as with any other transform.
@@ -45,7 +47,8 @@ from jax.flatten_util import ravel_pytree as ravel
 from numpyro.primitives import Messenger
 
 from .._util import PyTree, is_traced
-from .jaxprs import RESHAPES, compiled, counts_of_scan, followed, needed
+from .arrowhead import FEWEST_TIMES
+from .jaxprs import RESHAPES, compiled, counts_of_scan, followed, inner, needed
 
 
 class Path(NamedTuple):
@@ -75,6 +78,23 @@ class Path(NamedTuple):
         return jnp.sum(jnp.broadcast_to(each, np.shape(self.middle)))
 
 
+class Sum(Path):
+    """The same for a site with values z that make up a series: x is the sum of f z over time."""
+
+    def x_of(self, u: jax.Array, scale: jax.Array, factor: jax.Array) -> jax.Array:  # type: ignore
+        """Z, given s and f."""
+        return jnp.diff(super().x_of(u, scale), axis=0, prepend=0) / factor
+
+    def u_of(self, x: jax.Array, scale: jax.Array, factor: jax.Array) -> jax.Array:  # type: ignore
+        """U, given s and f."""
+        return super().u_of(jnp.cumsum(factor * x, axis=0), scale)
+
+    def log_det(self, scale: jax.Array, factor: jax.Array) -> jax.Array:  # type: ignore
+        """Log |dz/du|, given s and f."""
+        each = jnp.broadcast_to(jnp.log(factor), np.shape(self.middle))
+        return super().log_det(scale) - jnp.sum(each)
+
+
 class Product(NamedTuple):
     """The coordinates of values z that enter the rows as s z alone: they are non-centred.
 
@@ -98,6 +118,8 @@ class Product(NamedTuple):
 
 
 Shares = Mapping[str, np.ndarray | Path | Product]
+Series = Mapping[str, type[Path]]
+"""The sites of a series, with the kind of their coordinates."""
 
 LOWER = 2.0
 """Shares are taken at a scale that is lower by so many of its posterior standard deviations. A
@@ -172,11 +194,11 @@ def coordinates(trace: Mapping[str, Any], shares: Shares) -> dict[str, jax.Array
     return found
 
 
-def unmeasured(model: Any, position: PyTree, series: tuple[str, ...] | None = None) -> Shares:
+def unmeasured(model: Any, position: PyTree, series: Series | None = None) -> Shares:
     """Shares of 1 for all sites that may not be centred: u is x.
 
-    A start with them is the same program as a start with measured shares. ``series`` are the sites
-    of a series, if the model is one.
+    A start with them is the same program as a start with measured shares. It is empty for a series
+    whose scale is known or follows from its times.
     """
     if series is None:
         scales = _scales_of_groups(model, position)
@@ -185,11 +207,31 @@ def unmeasured(model: Any, position: PyTree, series: tuple[str, ...] | None = No
             one = np.ones(position[name].shape, position[name].dtype)
             found[name] = one if name in names else Product(0 * one)
         return found
-    if not _are_usable(model, series, position):
+    if not _may_change(model) or model.plan.local_axes:
         return {}
-    ones = {n: np.ones([1] * position[n].ndim, position[n].dtype) for n in series}
-    zeros = {n: np.zeros(position[n].shape, position[n].dtype) for n in series}
-    return {name: Path(x, zeros[name], x) for name, x in ones.items()}
+    paths = {}
+    for name, kind in series.items():
+        x = position[name]
+        one = np.ones([1] * x.ndim, x.dtype)
+        paths[name] = kind(one, np.zeros(x.shape, x.dtype), one)
+    found = model.replace(shares=paths)
+    try:
+        jax.eval_shape(lambda x, rows: _paths(found, x, rows)[1], position, _some_rows(model))
+    except _UnknownScaleError:
+        return {}
+    return paths
+
+
+def find_sums(model: Any, position: PyTree) -> Series:
+    """Sites that may be the innovations of a series: long, normal, in a program that sums."""
+    if not _may_change(model):
+        return {}
+    rows = _some_rows(model)
+    program = str(jax.make_jaxpr(model.energy)(position, rows))
+    if not any(name in program for name in ("cumsum", "scan")):
+        return {}
+    normal = jax.eval_shape(_scales_of_groups(model, position), position, rows)
+    return {n: Sum for n, x in normal.items() if x.shape[0] >= FEWEST_TIMES}
 
 
 def find_shares(
@@ -326,10 +368,11 @@ def _positive(equation: Any, given: list) -> list:
 
 
 def _factors(model: Any, position: PyTree, rows: Any, names: Sequence[str]) -> dict[str, jax.Array]:
-    """The scale s of products, in the shapes of their values."""
+    """The scale s of those sites that are products, in the shapes of their values."""
     if not names:
         return {}
     jaxpr, consts, found = _traced_factors(model, position, rows, names)
+    names = [n for n in names if n in found]
     results = [found[n][0] for n in names]
     part = jaxpr.replace(eqns=needed(jaxpr, results)[0], outvars=results)
     values = jax.core.eval_jaxpr(part, consts, *jax.tree.leaves((position, rows)))
@@ -357,30 +400,47 @@ def _traced_factors(
     inputs: dict[str, Any] = dict(zip(sorted(position), jaxpr.invars, strict=False))
     results = dict(zip(sorted(shapes), jaxpr.outvars, strict=True))
     for name in names:
-        equations, _ = needed(jaxpr, [x for n, x in results.items() if n != name])
-        makers = {x: e for e in equations for x in e.outvars}
-        value: Any = inputs[name]
-        size = value.aval.size
-        in_order = True
-        while len(users := [e for e in equations if value in e.invars]) == 1:
-            (user,) = users
-            if user.primitive.name not in (*RESHAPES, "gather"):
-                break
-            value = user.outvars[0]
-            in_order &= user.primitive.name != "gather" and value.aval.size == size
-        if len(users) != 1 or user.primitive.name != "mul":
-            continue
-        factor: Any = user.invars[user.invars[0] is value]
-        if isinstance(factor, Literal) or inputs[name] in needed(jaxpr, [factor])[1]:
-            continue
-        while (made := makers.get(factor)) and made.primitive.name in RESHAPES:
-            source: Any = made.invars[0]
-            if isinstance(source, Literal) or source.aval.size not in (1, factor.aval.size):
-                break
-            factor = source
-        if in_order or factor.aval.size == 1:
-            found[name] = factor, value.aval.shape
+        others = [x for n, x in results.items() if n != name]
+        if (factor := _factor_of(jaxpr, others, inputs[name])) is not None:
+            found[name] = factor
     return jaxpr, traced.consts, found
+
+
+def _factor_of(jaxpr: Jaxpr, results: list, value: Any) -> tuple[Any, tuple] | None:
+    """What multiplies a value before anything else that results need, and the product's shape."""
+    equations, variables = needed(jaxpr, results)
+    makers = {x: e for e in equations for x in e.outvars}
+    start, in_order = value, True
+    while len(users := [e for e in equations if value in e.invars]) == 1:
+        (user,) = users
+        steps = [e.primitive.name for part in inner(user) for e in part.eqns]
+        steps = steps or [user.primitive.name]
+        if not {*steps} <= {*RESHAPES, "cumsum", "dynamic_slice", "gather"}:
+            break
+        value = user.outvars[0]
+        in_order &= {*steps} <= {*RESHAPES} and value.aval.size == start.aval.size
+    if len(users) != 1:
+        return None
+    if user.primitive.name == "scan":  # a value of each turn, and a factor of all turns
+        body, (number, carried) = user.params["jaxpr"].jaxpr, counts_of_scan(dict(user.params))
+        ends = [
+            x for k, x in enumerate(body.outvars) if k < carried or user.outvars[k] in variables
+        ]
+        each = _factor_of(body, ends, body.invars[user.invars.index(value)])
+        if each is None or each[0] not in body.invars[:number] or each[0].aval.size > 1:
+            return None
+        return user.invars[body.invars.index(each[0])], value.aval.shape
+    if user.primitive.name != "mul":
+        return None
+    factor: Any = user.invars[user.invars[0] is value]
+    if isinstance(factor, Literal) or start in needed(jaxpr, [factor])[1]:
+        return None
+    while (made := makers.get(factor)) and made.primitive.name in RESHAPES:
+        source: Any = made.invars[0]
+        if isinstance(source, Literal) or source.aval.size not in (1, factor.aval.size):
+            break
+        factor = source
+    return (factor, value.aval.shape) if in_order or factor.aval.size == 1 else None
 
 
 # Series
@@ -391,72 +451,68 @@ def off_paths(model: Any, position: PyTree, rows: Any) -> tuple[PyTree, jax.Arra
     paths, scales = _paths(model, position, rows)
     if not paths:
         return position, 0.0
-    found = {name: path.x_of(position[name], scales[name]) for name, path in paths.items()}
-    changes = [path.log_det(scales[name]) for name, path in paths.items()]
+    found = {name: path.x_of(position[name], *scales[name]) for name, path in paths.items()}
+    changes = [path.log_det(*scales[name]) for name, path in paths.items()]
     return {**position, **found}, sum(changes)
 
 
 def onto_paths(model: Any, position: PyTree) -> dict[str, jax.Array]:
     """U of series and products, from a position with their values x."""
     paths, scales = _paths(model, position, {})
-    return {name: path.u_of(position[name], scales[name]) for name, path in paths.items()}
+    return {name: path.u_of(position[name], *scales[name]) for name, path in paths.items()}
 
 
 def _paths(model: Any, position: PyTree, rows: Any) -> tuple[dict, dict]:
-    """The coordinates of series and products, and their scales."""
+    """The coordinates of series and products, and what they are given: s, and of series f."""
     paths = {name: x for name, x in model.shares.items() if isinstance(x, Path | Product)}
-    names = tuple(paths)
-    if any(isinstance(x, Path) for x in paths.values()):
-        return paths, _scales(model, position, rows, names)
-    return paths, _factors(model, position, rows, names)
+    series = tuple(n for n, x in paths.items() if isinstance(x, Path))
+    sums = [n for n, x in paths.items() if isinstance(x, Product | Sum)]
+    given: dict[str, tuple] = {n: (x,) for n, x in _factors(model, position, rows, sums).items()}
+    scales = _scales(model, position, rows, series, {*given}) if series else {}
+    for name, scale in scales.items():
+        (factor,) = given.get(name, (jnp.ones(()),))
+        given[name] = (scale * factor, factor) if name in sums else (scale,)
+    return paths, given
 
 
-def find_paths(model: Any, names: tuple[str, ...], position: PyTree, away: PyTree) -> Shares:
-    """The coordinates of series; empty for a series whose scale is known or follows from its times.
+def find_paths(model: Any, series: Series, position: PyTree, away: PyTree) -> Shares:
+    """The coordinates of series, see `unmeasured`.
 
     ``position`` is m, and the other sites there. ``away`` is a draw of the posterior's series about
     it, given the other sites.
     """
-    if not _are_usable(model, names, position):
+    ones: Any = unmeasured(model, position, series)
+    if not ones:
         return {}
+    model = model.replace(shares=ones)
 
     def measured(position: PyTree, away: PyTree) -> dict[str, Path]:
         rows = model.potential().curvature_batch(jax.random.key(0))
-        scales = _scales(model, position, rows, names)
+        _, given = _paths(model, position, rows)
         here, there = (
             model.trace(x, rows, unconstrained=True)
-            for x in (position, position | {n: position[n] + away[n] for n in names})
+            for x in (position, position | {n: position[n] + away[n] for n in series})
         )
         found = {}
-        for name, scale in scales.items():
+        for name, (scale, *factor) in given.items():
             change = (_innovations(there[name]) - _innovations(here[name])) / scale
+            for each in factor:
+                change *= each
             one = (1,) * change.ndim  # no scalars: they would be numbers in a program
             share = jnp.reshape(1 - jnp.mean(change**2), one)
-            found[name] = Path(
-                share, position[name], jnp.reshape(scale, one[scale.ndim :] + scale.shape)
-            )
+            width = jnp.reshape(scale, one[scale.ndim :] + scale.shape)
+            found[name] = series[name](share, position[name], width)
         return found
 
     found = compiled(measured, position, away)
     if is_traced(found):
         return {}
-    paths = {}
+    paths = {n: x for n, x in ones.items() if isinstance(x, Sum)}
     for name, path in jax.tree.map(np.asarray, found).items():
         share = np.round(np.clip(path.share, 0, 1) * STEPS) / STEPS
         if np.all(share < MUCH) and np.all(np.isfinite(path.middle)) and np.all(path.width > 0):
             paths[name] = path._replace(share=share.astype(path.middle.dtype))
     return paths
-
-
-def _are_usable(model: Any, names: tuple[str, ...], position: PyTree) -> bool:
-    """Whether the scales of series follow from other sites."""
-    if not _may_change(model) or model.plan.local_axes:
-        return False
-    try:
-        jax.eval_shape(lambda x, rows: _scales(model, x, rows, names), position, _some_rows(model))
-    except _UnknownScaleError:
-        return False
-    return True
 
 
 class _UnknownScaleError(Exception):
@@ -471,11 +527,12 @@ def _innovations(record: Mapping[str, Any]) -> jax.Array:
 
 
 def _scales(
-    model: Any, position: PyTree, rows: Any, names: tuple[str, ...]
+    model: Any, position: PyTree, rows: Any, names: tuple[str, ...], known: set[str]
 ) -> dict[str, jax.Array]:
     """The scale of the innovations of each series, in a shape that broadcasts to its values.
 
-    A scale that is the same at all times is taken from outside of the model's loop over times.
+    A scale that is the same at all times is taken from outside of the model's loop over times. It
+    must follow from other sites, unless it may be ``known``: such a site has a factor.
     """
     plain = model.replace(shares={})
 
@@ -497,8 +554,9 @@ def _scales(
     of_site, leaves = [*sorted(position)], jax.tree.leaves((position, rows))
     inside = {x for n, x in zip(of_site, jaxpr.invars, strict=False) if n in names}
     others = set(jaxpr.invars[: len(of_site)]) - inside
-    for each in given:
-        if not needed(jaxpr, each)[1] & others or needed(jaxpr, each)[1] & inside:
+    for name, each in zip(names, given, strict=True):
+        sites = needed(jaxpr, each)[1]
+        if not (sites & others or name in known) or sites & inside:
             raise _UnknownScaleError
     found = {}
     for name, each, last in zip(names, given, finish, strict=True):
