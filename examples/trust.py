@@ -151,7 +151,7 @@ def summary_row(name: str, mcmc: MCMC, report: Any, reference: MCMC) -> str:
     cells = [
         TITLES[name],
         f"{checks['R-hat'].value:.3f}",
-        f"{checks['effective sample size, bulk'].value:,.0f}",
+        f"{checks['effective sample size'].value:,.0f}",
         figure(checks.get("error of the means, in sd"), "+.2f"),
         f"{shifted.mean_error:+.2f} ± {shifted.mean_noise:.2f}",
         figure(checks.get("relative error of the sd"), "+.0%"),
@@ -225,7 +225,7 @@ def table_of_lines(h: np.ndarray, lines: list[Line]) -> str:
 SUMMARY_HEAD = (
     "run",
     "R-hat",
-    "ESS, bulk",
+    "ESS",
     "mean off, in sd: `diagnose`",
     "NUTS",
     "sd off: `diagnose`",

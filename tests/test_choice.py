@@ -182,6 +182,7 @@ def test_what_is_given_stays(settings: dict, expected: tuple) -> None:
     ("settings", "expected"),
     [
         ({"batch_size": 256}, (256, 2)),
+        ({"batch_size": 256, "control_variate": 1}, (256, 1)),
         ({"batch_size": None}, (None, 0)),
         ({"dense_mass": None}, (None, 0)),  # the noise is not measured
         ({"step_size": 0.1}, (None, 0)),
@@ -191,7 +192,7 @@ def test_what_is_given_stays(settings: dict, expected: tuple) -> None:
 def test_a_trajectory_with_minibatches_is_corrected(settings: dict, expected: tuple) -> None:
     kernel = GGMC(linear, **settings)
     assert chosen(kernel) == expected
-    assert kernel.facts.target_accept == (0.95 if expected[1] == 2 else 0.8)
+    assert kernel.facts.target_accept == (0.8 if expected[1] == 1 else 0.95)
 
 
 def test_a_trajectory_takes_few_rows_if_the_energy_costs_more() -> None:

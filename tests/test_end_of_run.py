@@ -256,7 +256,7 @@ def test_chains_that_hardly_move_are_told() -> None:
         return [str(w.message) for w in caught]
 
     (text,) = told(walk)
-    assert re.match(r"effective sample size, bulk: \d\.\d+, expected at least 400; x: ", text)
+    assert re.match(r"effective sample size: \d\.\d+, expected at least 400; x: ", text)
     # chains in different modes, a short run, a network, and a descent
     assert told({"x": steps + 99 * np.arange(2)[:, None, None]}) == []
     assert told({"x": walk["x"][:, :20]}) == []
@@ -264,7 +264,7 @@ def test_chains_that_hardly_move_are_told() -> None:
 
 
 def test_a_run_with_a_step_that_is_far_too_short_is_told() -> None:
-    with pytest.warns(SamplingWarning, match="effective sample size, bulk: .* 400; x: ") as told:
+    with pytest.warns(SamplingWarning, match="effective sample size: .* 400; x: ") as told:
         run(SGRLD(narrow, step_size=1e-9, num_steps=1), num_samples=400)
     assert [w.filename for w in told] == [__file__]
 

@@ -230,8 +230,7 @@ def table(done: dict[str, Any]) -> str:
 REASONS = {
     "draws (R-hat, effective sample sizes, no movement, energies)": {
         "R-hat",
-        "effective sample size, bulk",
-        "effective sample size, tail",
+        "effective sample size",
         "draws per chain",
         "chains that do not move",
         "energy above the start",

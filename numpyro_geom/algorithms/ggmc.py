@@ -43,8 +43,8 @@ from .momentum import (
 MINIBATCH_DRAW_LENGTH = 3.0
 """Relaxation times per trajectory, if the energy on all rows costs more than the gradients."""
 TARGETS = (0.8, 0.95)
-"""Acceptance that ``"auto"`` aims at, the second with a control variate of second order. Then an
-energy on all rows costs more than shorter steps, and the noise allows them."""
+"""Acceptance that ``"auto"`` aims at, the second if gradients have hardly any noise. Then shorter
+steps cost little, and trajectories that start in a curved tail are accepted, too."""
 HOPELESS = 1000.0
 """An energy error (over tau) beyond which a trajectory counts as divergent."""
 
@@ -107,7 +107,7 @@ class GGMC(SGKernel):
         step_size: ``"auto"`` (dual averaging in warm-up), a number h, or a schedule, whose value
             at the start of a trajectory holds for the whole trajectory.
         target_accept: mean acceptance probability that ``step_size="auto"`` aims at. ``"auto"`` is
-            0.95 with a control variate of second order, and else 0.8.
+            0.95 on all rows and with a control variate of second order, and else 0.8.
         batch_size: rows per gradient: an int, a dict plate -> int, or None for all rows. ``"auto"``
             takes all rows up to 2,048, where a choice costs more than it gains, and where the noise
             is not measured: with a ``step_size``, without warm-up, with a metric that is a scale,
@@ -185,7 +185,8 @@ def trajectory_algorithm(
 ) -> Algorithm:
     """Trajectories with an acceptance test, for a momentum of any kind."""
     if isinstance(target_accept, str):
-        target_accept = TARGETS[settings.control_variate == 2]
+        noisy = settings.batch_size is not None or getattr(settings, "full_potential_fn", None)
+        target_accept = TARGETS[not noisy or settings.control_variate == 2]
     return Algorithm(
         propose=lambda *args: _propose(settings, *args),
         draw=_trajectory(settings, target_accept, motion),

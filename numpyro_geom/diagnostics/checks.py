@@ -593,13 +593,12 @@ def draws_per_chain(name: str, run: Run) -> Check | None:
     return at_least(name, run.mixing.draws, LEAST_PER_CHAIN, "", advice)
 
 
-@check("effective sample size, tail", "Mixing", "the draws are too few")
-@check("effective sample size, bulk", "Mixing", "the draws are too few")
+@check("effective sample size", "Mixing", "the draws are too few")
 def effective_size_of(name: str, run: Run) -> Check | None:
-    """Effective draws of the worst entry: for its mean, or for its 5% and 95% quantiles."""
+    """Effective draws of the worst entry; a chain that hardly enters a tail has few for squares."""
     if run.mixing is None or not run.mixing.names:
         return None
-    sizes = getattr(run.mixing, name[-4:])
+    sizes = run.mixing.size
     worst = int(np.argmin(sizes))
     return at_least(name, sizes[worst], LEAST_ESS, run.mixing.names[worst], longer(run))
 
@@ -619,7 +618,7 @@ def mean_over_draws(name: str, run: Run) -> Check | None:
 
 @check("effective draws per gradient", "Cost")
 def draws_per_gradient(name: str, run: Run) -> Check | None:
-    """The effective draws of the worst entry's mean over all gradients."""
+    """The effective draws of the worst entry over all gradients."""
     if run.mixing is None or not run.mixing.names:
         return None
     chains = next(iter(run.draws.values())).shape[0]
@@ -631,15 +630,15 @@ def draws_per_gradient(name: str, run: Run) -> Check | None:
         return None
     rows = json.loads(run.facts.get("batch_sizes", "{}"))
     where = f"each on {', '.join(f'{n} rows of {k}' for k, n in rows.items())}" if rows else ""
-    return Check(name, float(run.mixing.bulk.min()) / gradients, where=where)
+    return Check(name, float(run.mixing.size.min()) / gradients, where=where)
 
 
 @check("effective draws per second", "Cost")
 def draws_per_second(name: str, run: Run) -> Check | None:
-    """The effective draws of the worst entry's mean over the sampling time."""
+    """The effective draws of the worst entry over the sampling time."""
     if run.mixing is None or not run.mixing.names or run.seconds is None:
         return None
-    return Check(name, float(run.mixing.bulk.min()) / run.seconds)
+    return Check(name, float(run.mixing.size.min()) / run.seconds)
 
 
 @check("passes over the data", "Cost")
@@ -837,7 +836,7 @@ def _slow(run: Run) -> Check | None:
     draws = math.prod(next(iter(run.draws.values())).shape[:2])
     if size >= min(TOLERATED_MEAN**-2, draws / LEAST_DRAWS):
         return None
-    return at_least("effective sample size, bulk", size, LEAST_ESS, name, longer(run))
+    return at_least("effective sample size", size, LEAST_ESS, name, longer(run))
 
 
 def warn_of_guide(run: Run) -> None:

@@ -285,8 +285,7 @@ class Mixing(NamedTuple):
 
     Attributes:
         names: of these entries.
-        bulk: effective draws for a mean.
-        tail: effective draws for the 5% and 95% quantiles.
+        size: effective draws, for the mean or the square about it, whichever has fewer.
         rhat: rank-normalised R-hat of several chains; None for one chain.
         alone: effective draws of the entry of largest R-hat about each chain's own mean.
         not_finite: names of the entries that are not finite.
@@ -294,8 +293,7 @@ class Mixing(NamedTuple):
     """
 
     names: tuple[str, ...]
-    bulk: np.ndarray
-    tail: np.ndarray
+    size: np.ndarray
     rhat: np.ndarray | None
     alone: float
     not_finite: tuple[str, ...]
@@ -315,13 +313,12 @@ def mixing_of(arrays: Arrays, *, independent: bool = False) -> Mixing | None:
     names, values = found.keep(finite)
     judged = values.shape[1] >= LEAST_PER_CHAIN and not independent
     names, values = Scalars(names, values).keep(judged & (np.ptp(values, (0, 1)) > 0))
-    none = np.zeros(0)
-    bulk = by_arviz("ess", values, 0.0, method="bulk") if names else none
-    tail = by_arviz("ess", values, 0.0, method="tail") if names else none
-    rhat, alone = None, 0.0
+    size, rhat, alone = np.zeros(0), None, 0.0
+    if names:
+        size = estimate_moments(values).least_size
     if names and values.shape[0] > 1:
         rhat = by_arviz("rhat", values, np.inf)
         own = values[..., [np.argmax(rhat)]]
         alone = float(effective_size(own - own.mean(1, keepdims=True))[0])
     not_finite = named(found.names, ~finite)
-    return Mixing(names, bulk, tail, rhat, alone, not_finite, found.values.shape[1])
+    return Mixing(names, size, rhat, alone, not_finite, found.values.shape[1])

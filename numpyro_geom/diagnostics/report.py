@@ -106,10 +106,11 @@ def diagnose(
 
     The checks (each is a function of `numpyro_geom.diagnostics.checks`):
 
-    - **draws**: values that are not finite; bulk and tail effective sample sizes, at least 400 over
-      all chains; rank-normalised R-hat, at most 1.01. For more than four chains, the bound on R-hat
-      is its value at 400 effective draws, (1 + 2 chains / 400)^1/2. These checks detect chains that
-      are too short or that disagree. They cannot detect a bias that all chains share.
+    - **draws**: values that are not finite; effective sample sizes, of a mean or of a square about
+      it, at least 400 over all chains; rank-normalised R-hat, at most 1.01. For more than four
+      chains, the bound on R-hat is its value at 400 effective draws, (1 + 2 chains / 400)^1/2.
+      These checks detect chains that are too short or that disagree. They cannot detect a bias
+      that all chains share.
     - **moments**: errors of the means, at most 0.25 sd, and of the standard deviations, at most 3%,
       beyond Monte Carlo error with a chance of 1% over all coordinates together. They are those of
       the worst unconstrained coordinate, from gradients of U on all rows at the draws
@@ -170,7 +171,7 @@ def diagnose(
         >>> report.ok
         False
         >>> [check.name for check in report.flagged][:2]
-        ['relaxation times per chain', 'effective sample size, bulk']
+        ['relaxation times per chain', 'effective sample size']
 
     References:
         Vehtari et al., "Rank-normalization, folding, and localization: an improved R-hat",

@@ -117,8 +117,8 @@ def run_in_segments(
             ``postprocess_fn`` returns. If it returns predictions, a
             `numpyro_geom.diagnostics.PredictionStream` can gather them, and no weights are stored.
             With several processes, only the first one calls it.
-        min_ess: end after the first segment with so many effective draws of the worst entry, in
-            bulk and in tail, and R-hat within the bound of
+        min_ess: end after the first segment with so many effective draws of the worst entry's mean
+            and square, and R-hat within the bound of
             `numpyro_geom.diagnostics.diagnose`. ``num_samples`` is then the most. A run ends where
             the estimate happens to be high, so the true number is a little smaller. Means of the
             draws have no bias from this, because where the run ends does not depend on them. The
@@ -241,14 +241,14 @@ class Enough:
             values = np.concatenate(self._parts, 1)
             mixing = mixing_of(dict(zip(names, np.moveaxis(values, -1, 0), strict=True)))
             if mixing is not None and mixing.names:
-                sizes = np.minimum(mixing.bulk, mixing.tail)
-                worst, rhat = int(np.argmin(sizes)), None
-                text = f"min_ess: {sizes[worst]:,.0f} effective draws of {mixing.names[worst]}"
+                worst, rhat = int(np.argmin(mixing.size)), None
+                size, name = mixing.size[worst], mixing.names[worst]
+                text = f"min_ess: {size:,.0f} effective draws of {name}"
                 if mixing.rhat is not None:
                     rhat = float(np.max(mixing.rhat))
                     text += f", R-hat {rhat:.3f}"
                 mixed = rhat is None or rhat <= largest_rhat(len(values))
-                if sizes[worst] >= self.min_ess and mixed:
+                if size >= self.min_ess and mixed:
                     return text
         taken = time.monotonic() - self._began
         if self._max_seconds is not None and taken >= self._max_seconds:
