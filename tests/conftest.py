@@ -51,9 +51,11 @@ MOST_MAPPINGS = 20_000
 """Linux allows a process 65,530 mappings, and each compiled program uses some."""
 
 
-SLOW_EXAMPLES = {"GGMC", "ISGD", "Microcanonical", "SGHMC", "SGNHT", "SWAG", "AdamSGLD"}
-"""Samplers whose docstrings' examples are slow. That of `SGRLD` is in the default run; all samplers
-run in `test_conformance` or in tests of their own."""
+SLOW_EXAMPLES = {"GGMC", "ISGD", "Microcanonical", "SGHMC", "SGNHT", "SWAG", "AdamSGLD"} | {
+    "RiemannianLaplace"
+}
+"""Samplers and guides whose docstrings' examples are slow. That of `SGRLD` is in the default run;
+all run in `test_conformance` or in tests of their own."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
@@ -71,17 +73,6 @@ def few_programs() -> Iterator[None]:
     if MAPPINGS.is_file() and MAPPINGS.read_bytes().count(b"\n") > MOST_MAPPINGS:
         jax.clear_caches()
         gc.collect()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def programs_on_disk(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Compile the programs that many tests share once, because compilation is most of the time.
-
-    Each worker has its own folder, because JAX's cache is not safe for two writers.
-    """
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("programs")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 @contextmanager

@@ -135,28 +135,41 @@ def test_derivatives_and_root(x64: None, layout: Layout) -> None:
     parents = find_parents(potential, vector, layout)
     start = unit_root(layout, vector.dtype, parents)
     np.testing.assert_array_equal(jax.vmap(start.times)(unit), unit)
-    value, gradient, found, misfit = derivatives_at(potential, vector, layout, start)
-    hessian = jax.hessian(energy)(vector)
-    np.testing.assert_allclose(value, energy(vector), rtol=ROUNDING)
-    np.testing.assert_allclose(gradient, jax.grad(energy)(vector), rtol=ROUNDING, atol=1e-9)
-    np.testing.assert_allclose(jax.vmap(found.times)(unit), hessian, atol=ROUNDING)
-    np.testing.assert_allclose(found.diagonal(), jnp.diag(hessian), atol=ROUNDING)
-    assert misfit < ROUNDING
-    root = root_of(found)
-    matrix = jax.vmap(root.times)(unit).T
-    np.testing.assert_allclose(matrix.T @ hessian @ matrix, unit, atol=1e-9)
-    np.testing.assert_allclose(jax.vmap(root.transposed_times)(unit), matrix, atol=ROUNDING)
-    np.testing.assert_allclose(jax.vmap(root.solve)(unit).T @ matrix, unit, atol=ROUNDING)
-    np.testing.assert_allclose(root.variances(), jnp.diag(matrix @ matrix.T), rtol=ROUNDING)
     corner = random.normal(random.key(3), (4, 4))
     width = jnp.exp(random.normal(random.key(4), (size,)))
-    new = root.then(MatrixRoot(corner, jnp.linalg.inv(corner)), width)
-    shared_first = jax.vmap(lambda x: corner @ layout.parts(x)[0])(unit)
-    each = jax.vmap(layout.parts)(jnp.diag(width))[1:]
-    further = jax.vmap(lambda *parts: layout.whole(parts))(shared_first, *each).T
-    again = jax.vmap(new.times)(unit).T
+
+    @jax.jit  # one by one, the operations of all this compile for ten seconds
+    def everything(vector: jax.Array) -> tuple:
+        value, gradient, found, misfit = derivatives_at(potential, vector, layout, start)
+        root = root_of(found)
+        new = root.then(MatrixRoot(corner, jnp.linalg.inv(corner)), width)
+        shared_first = jax.vmap(lambda x: corner @ layout.parts(x)[0])(unit)
+        each = jax.vmap(layout.parts)(jnp.diag(width))[1:]
+        further = jax.vmap(lambda *parts: layout.whole(parts))(shared_first, *each).T
+        of_root = (jax.vmap(f)(unit) for f in (root.times, root.transposed_times, root.solve))
+        of_new = (jax.vmap(f)(unit) for f in (new.times, new.solve))
+        expected = energy(vector), jax.grad(energy)(vector), jax.hessian(energy)(vector)
+        of_found = value, gradient, jax.vmap(found.times)(unit), found.diagonal(), misfit
+        return expected, of_found, (*of_root, root.variances()), (*of_new, further)
+
+    expected, of_found, of_root, of_new = everything(vector)
+    value, gradient, product, diagonal, misfit = of_found
+    hessian = expected[2]
+    np.testing.assert_allclose(value, expected[0], rtol=ROUNDING)
+    np.testing.assert_allclose(gradient, expected[1], rtol=ROUNDING, atol=1e-9)
+    np.testing.assert_allclose(product, hessian, atol=ROUNDING)
+    np.testing.assert_allclose(diagonal, jnp.diag(hessian), atol=ROUNDING)
+    assert misfit < ROUNDING
+    columns, transposed, solved, variances = of_root
+    matrix = columns.T
+    np.testing.assert_allclose(matrix.T @ hessian @ matrix, unit, atol=1e-9)
+    np.testing.assert_allclose(transposed, matrix, atol=ROUNDING)
+    np.testing.assert_allclose(solved.T @ matrix, unit, atol=ROUNDING)
+    np.testing.assert_allclose(variances, jnp.diag(matrix @ matrix.T), rtol=ROUNDING)
+    columns, solved, further = of_new
+    again = columns.T
     np.testing.assert_allclose(again, matrix @ further, atol=1e-9)
-    np.testing.assert_allclose(jax.vmap(new.solve)(unit).T @ again, unit, atol=1e-9)
+    np.testing.assert_allclose(solved.T @ again, unit, atol=1e-9)
 
 
 def test_the_trial_of_groups_is_one_program(layout: Layout) -> None:
@@ -220,7 +233,6 @@ def walk_moments(y: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     }
 
 
-@pytest.mark.usefixtures("optimised")
 def test_a_random_walk_has_the_exact_moments() -> None:
     rng = np.random.default_rng(0)
     y = (np.cumsum(0.5 * rng.normal(size=300)) + rng.normal(size=300)).astype("f4")
@@ -470,7 +482,6 @@ def schools(y: Any, school: Any, district: Any, crossed: bool = False) -> None:
         numpyro.sample("y", dist.Normal(mean, NOISE), obs=y[i])
 
 
-@pytest.mark.usefixtures("optimised")
 def test_schools_in_districts_have_the_exact_moments() -> None:
     """All is normal, so the moments follow from the matrix of second derivatives."""
     rng = np.random.default_rng(0)

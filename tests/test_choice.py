@@ -37,7 +37,7 @@ def chosen(kernel: Any, *rows: Any, num_warmup: int = 8) -> tuple:
     return kernel.settings.batch_size, kernel.settings.control_variate
 
 
-@pytest.mark.parametrize("kind", [SGRLD, SGHMC, SGNHT])
+@pytest.mark.parametrize("kind", short([SGRLD, SGHMC, SGNHT], kept=[SGHMC]))
 def test_many_rows_are_drawn_and_corrected(kind: type) -> None:
     kernel = kind(linear)
     rows, controlled = chosen(kernel)

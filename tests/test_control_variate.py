@@ -96,7 +96,7 @@ def test_chunks_add_up_to_all_rows(
     _, all_rows = build(model, args, None)
     _, batched = build(model, args, batch_size)
     position = some_position(model, args)
-    energy, grad = jax.value_and_grad(all_rows.energy)(position, {})
+    energy, grad = jax.jit(jax.value_and_grad(all_rows.energy))(position, {})
     in_chunks = jax.jit(lambda z: anchor_at(batched, z))(position)
     np.testing.assert_allclose(in_chunks.energy, energy, rtol=ROUNDING)
     assert relative(in_chunks.grad, ravel_pytree(grad)[0]) < ROUNDING
@@ -132,19 +132,21 @@ def test_unbiased_and_exact_at_the_anchor(
     plan, plain = build(model, args, batch_size)
     _, all_rows = build(model, args, None)
     anchor, position = some_position(model, args), some_position(model, args, seed=1)
-    corrected = with_control_variate(plain, anchor_at(plain, anchor, layout_of(order, anchor)))
+    at = jax.jit(lambda z: anchor_at(plain, z, layout_of(order, anchor)))(anchor)
+    corrected = with_control_variate(plain, at)
     evaluate = jax.jit(jax.vmap(jax.value_and_grad(corrected.energy), (None, 0)))
 
     def flat(grads: Any) -> np.ndarray:
         return np.asarray(jax.vmap(lambda g: ravel_pytree(g)[0])(grads))
 
+    on_all_rows = jax.jit(jax.value_and_grad(all_rows.energy))
     energies, grads = evaluate(position, batches_of(plan))
-    energy, grad = jax.value_and_grad(all_rows.energy)(position, {})
+    energy, grad = on_all_rows(position, {})
     np.testing.assert_allclose(energies.mean(), energy, rtol=ROUNDING)
     assert relative(flat(grads).mean(0), ravel_pytree(grad)[0]) < ROUNDING
 
     energies, grads = evaluate(anchor, batches_of(plan))
-    energy, grad = jax.value_and_grad(all_rows.energy)(anchor, {})
+    energy, grad = on_all_rows(anchor, {})
     np.testing.assert_allclose(energies, np.full(len(energies), energy), rtol=ROUNDING)
     exact = np.broadcast_to(ravel_pytree(grad)[0], flat(grads).shape)
     assert relative(flat(grads), exact) < ROUNDING
@@ -158,7 +160,8 @@ def test_score_noise_is_that_of_the_corrected_gradient(
     args = tuple(jnp.asarray(a) for a in args)
     plan, plain = build(model, args, batch_size)
     anchor, position = some_position(model, args), some_position(model, args, seed=1)
-    corrected = with_control_variate(plain, anchor_at(plain, anchor, layout_of(order, anchor)))
+    at = jax.jit(lambda z: anchor_at(plain, z, layout_of(order, anchor)))(anchor)
+    corrected = with_control_variate(plain, at)
     exact = covariance_of_batches(plan, corrected, position)
     # rows that are quadratic with the same curvature have no noise left: errors are those of what
     # cancels

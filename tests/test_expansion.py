@@ -73,10 +73,11 @@ def drawn(model: Callable, seed: int = 0) -> dict[str, jax.Array]:
 def gap(site: str, expanded: Expanded) -> tuple[float, float]:
     """The log density of the expanded model minus what it should be, and the log Jacobian."""
     new = handlers.reparam(model, config={site: expanded})
-    values = drawn(new)
+    values = jax.jit(lambda: drawn(new))()
     latent = {name: x for name, x in values.items() if name != site}
-    found, _ = log_density(new, (), {}, latent)
-    own, _ = log_density(model, (), {}, {name: values[name] for name in drawn(model)})
+    names = jax.eval_shape(lambda: drawn(model))
+    found = jax.jit(lambda z: log_density(new, (), {}, z)[0])(latent)
+    own = jax.jit(lambda z: log_density(model, (), {}, z)[0])({n: values[n] for n in names})
     factors = [x for n, x in latent.items() if n.startswith(f"{site}_expanded_") and n[-1] != "V"]
     log_q = sum(float(dist.Normal(0, 1).log_prob(x).sum()) for x in factors)
 
@@ -85,7 +86,7 @@ def gap(site: str, expanded: Expanded) -> tuple[float, float]:
         return handlers.trace(given).get_trace()[site]["value"]
 
     v = latent[f"{site}_expanded_V"]
-    jacobian = jax.jacobian(product)(v).reshape(v.size, v.size)
+    jacobian = jax.jit(jax.jacobian(product))(v).reshape(v.size, v.size)
     log_det = float(np.linalg.slogdet(jacobian)[1])
     return float(found - own) - log_q - log_det, log_det
 
