@@ -1,6 +1,6 @@
 """Runs the code blocks of documentation pages, and compares or writes their output.
 
-    python tests/pages.py [--small] [--write] docs/index.md docs/how_to/*.md
+    python tests/pages.py [--small | --write] docs/index.md docs/how_to/*.md
 
 The blocks of a page share a namespace; different pages do not. A text block directly after a Python
 block is the output of that block. For numbers, only their places are compared, because the values
@@ -99,8 +99,9 @@ def main() -> None:
     """Run the pages; the exit status is 1 if the output of a page differs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("pages", type=Path, nargs="*", default=PAGES)
-    parser.add_argument("--small", action="store_true", help="fewer rows and draws")
-    parser.add_argument("--write", action="store_true", help="put what is printed into the pages")
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--small", action="store_true", help="fewer rows and draws")
+    either.add_argument("--write", action="store_true", help="put what is printed into the pages")
     options = parser.parse_args()
     wrong = []
     for path in map(Path.resolve, options.pages):

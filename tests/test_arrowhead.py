@@ -233,6 +233,7 @@ def walk_moments(y: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     }
 
 
+@pytest.mark.slow  # `test_derivatives_and_root` shows a wrong root of a series at once
 def test_a_random_walk_has_the_exact_moments() -> None:
     rng = np.random.default_rng(0)
     y = (np.cumsum(0.5 * rng.normal(size=300)) + rng.normal(size=300)).astype("f4")
@@ -482,6 +483,7 @@ def schools(y: Any, school: Any, district: Any, crossed: bool = False) -> None:
         numpyro.sample("y", dist.Normal(mean, NOISE), obs=y[i])
 
 
+@pytest.mark.slow  # `test_derivatives_and_root` shows a wrong root of nested groups at once
 def test_schools_in_districts_have_the_exact_moments() -> None:
     """All is normal, so the moments follow from the matrix of second derivatives."""
     rng = np.random.default_rng(0)

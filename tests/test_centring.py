@@ -406,6 +406,7 @@ def test_eight_schools_as_everybody_writes_them(kernel: Any) -> None:
     assert abs(x.var() / sd**2 - 1) < 0.1 * (kernel is SGHMC) + 4 * (5.1 / ess) ** 0.5
 
 
+@pytest.mark.slow  # `test_what_is_a_product` shows a product that is not seen at once
 def test_a_model_written_non_centred_costs_what_the_other_one_does() -> None:
     """6,000 matches of 60 players: in z, a draw takes 11 steps, not 8, and s has half the ESS."""
     rng = np.random.default_rng(0)

@@ -14,6 +14,7 @@ from jax import random
 from numpyro.infer import MCMC, NUTS
 from scipy import stats
 from targets import as_if_run
+from tiers import short
 
 import numpyro_geom.bound
 from numpyro_geom import SGHMC, SGRLD, init_to_draws
@@ -102,7 +103,7 @@ SCALES = {
 }
 
 
-@pytest.mark.parametrize("kind", SCALES)
+@pytest.mark.parametrize("kind", short(SCALES, kept=["low rank", "groups"]))
 def test_the_scale_is_handed_on(kind: str) -> None:
     kernel, old, new = SCALES[kind]
     mcmc = started(kernel, *old, chains=1)
