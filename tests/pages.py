@@ -1,10 +1,10 @@
 """Runs the code blocks of documentation pages, and compares or writes their output.
 
-    python tests/pages.py [--small | --write] docs/index.md docs/how_to/*.md
+    python tests/pages.py [--write] docs/index.md docs/how_to/*.md
 
 The blocks of a page share a namespace; different pages do not. A text block directly after a Python
 block is the output of that block. For numbers, only their places are compared, because the values
-differ between machines. With `--small` some pages run with fewer rows and draws than they show.
+differ between machines.
 """
 
 from __future__ import annotations
@@ -25,15 +25,6 @@ BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.M |
 INCLUDE = re.compile(r'^--8<-- "(examples/[\w.]+?)(?::(\w+))?"$', re.M)
 OPTIONAL = {"arviz_stats", "bambi", "pandas", "pyarrow", "torch"}
 """Without one of these packages a page runs up to the block that needs it."""
-SMALL = {
-    "index": {"(500_000, 3)": "(50_000, 3)"},
-    "calibrate": {"num_warmup=300, num_samples=500": "num_warmup=100, num_samples=200"},
-    "enough": {"min_ess=2_000": "min_ess=1_000", ".min() < 1_000": ".min() < 300"},
-    "evidence": {"(2_000,)": "(500,)"},
-    "loo": {"(20_000, 3)": "(4_000, 3)", "num_samples=1000": "num_samples=300"},
-    "many_rows": {"(100_000, 3)": "(4_000, 3)"},
-}
-"""Texts of pages, and what runs in place of each where the size does not matter."""
 NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*(?:e[-+]?\d+)?|inf\b|nan\b)")
 
 
@@ -99,17 +90,14 @@ def main() -> None:
     """Run the pages; the exit status is 1 if the output of a page differs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("pages", type=Path, nargs="*", default=PAGES)
-    either = parser.add_mutually_exclusive_group()
-    either.add_argument("--small", action="store_true", help="fewer rows and draws")
-    either.add_argument("--write", action="store_true", help="put what is printed into the pages")
+    parser.add_argument("--write", action="store_true", help="put what is printed into the pages")
     options = parser.parse_args()
     wrong = []
     for path in map(Path.resolve, options.pages):
         start = time.process_time()
         text = path.read_text()
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-            small = SMALL.get(path.stem) if options.small else None
-            for block, printed in run(path, small):
+            for block, printed in run(path):
                 if words(printed) == words(block[2] or ""):
                     continue
                 wrong.append(f"{path}: expected\n{block[2]}\nand got\n{printed}")
