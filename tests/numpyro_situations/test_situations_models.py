@@ -224,10 +224,11 @@ def test_condition(method: Any) -> None:
         assert set(draws) == sites
 
 
+@pytest.mark.slow  # three compilations of geodesics; `tests/test_laplace.py` has their laws
 def test_default_metric(guide: Any) -> None:
     """The guide's default metric: hierarchies and nested plates"""
     bits = np.stack([HEADS, 1 - HEADS], -1)
-    for model, args in ((schools, ()), (plates, (bits,))):
+    for model, args in ((schools, ()), (plates, (bits,)), (zero_sized, ())):
         for values in guide.draws(model, *args, settings={}).values():
             assert np.isfinite(values).all()
 
