@@ -103,8 +103,7 @@ class SGKernel(MCMCKernel):
         self._bound: Bound | None = None
         self._sample_fn: Callable | None = None
         self._constrain_cache: tuple | None = None
-        self._chosen: tuple | None = None
-        self._shares: tuple | None = None
+        self._known: tuple | None = None
 
     @abstractmethod
     def algorithm(self, settings: Settings) -> Algorithm:
@@ -214,6 +213,12 @@ class SGKernel(MCMCKernel):
         # settings that follow from a warm-up are those of the earlier run
         warmup = num_warmup if earlier is None else earlier.num_warmup
         position = self.bind(key_model, warmup, init_params, args, kwargs)
+        # what another chain has learned from the same arguments
+        given = jax.tree.flatten((model_args, model_kwargs))
+        same = self._known is not None and _is_same(self._known[0], given)
+        known: Bound = self._known[1] if same else Bound(self._settings)  # type: ignore
+        if known.shares and init_params is None:
+            self._bound = self.bound.with_shares(known.shares)
         bound = self.bound.on(args, kwargs)
         if earlier is not None and self._take_over(earlier, position, num_warmup, single=single):
             bound = self.bound.on(args, kwargs)
@@ -250,15 +255,12 @@ class SGKernel(MCMCKernel):
         opening: Shares = {}
         if init_params is None and not bound.shares:
             opening = first_shares(bound, position, batched=not single)
-        layout, drawn = (
-            bound.settings.layout,
-            isinstance(self.settings.init_strategy, init_to_draws),
-        )
+        layout, used = bound.settings.layout, bound.with_shares(opening) if opening else bound
+        drawn = isinstance(self.settings.init_strategy, init_to_draws)
         if init_params is None and (drawn or (layout is not None and layout.is_summed)):
-            unknown = unknown and bool(opening)
-            position = _moved(bound.with_shares(opening or bound.shares), position, single=single)
+            unknown = unknown and (bool(opening) or not drawn)
+            position = _moved(used, position, single=single)
         state = start(position, opening)
-        before = bound.with_shares(opening) if opening else bound
         if opening:
             for _ in range(3):
                 shares = shares_at(bound, state)
@@ -266,17 +268,21 @@ class SGKernel(MCMCKernel):
                     break
                 self._bound = self.bound.with_shares(shares)
                 bound = self.bound.on(args, kwargs)
-                position = centre_in(before, bound, state, position)
-                before = bound
+                position = centre_in(used, bound, state, position)
+                used = bound
                 state = start(position, {**opening, **shares}, near=True)
-            self._shares = jax.tree.flatten((args, kwargs)), bound.shares
         self._check_start(state, args, kwargs)
         if not single:
             check_lanes(bound.model, state.z)
         if num_warmup > 0 and init_params is None and bound.point is None:
             check_arrival(bound.model, bound.potential(), self.settings, state)
         if bound.undecided:
-            state = self._decide(state, jax.tree.flatten((model_args, model_kwargs)), bound)
+            # once for all chains, by the chain that starts first
+            algorithm = self.algorithm(self.settings)
+            bound, state = decide(bound.target(), algorithm, bound, state, known.choice)
+            self._bound = bound.on((), {})
+        if bound.shares or bound.choice is not None:
+            self._known = given, self.bound
         self._sample_fn = self._sample_one if single else self._sample_batch
         return state._replace(built_on=self.bound.built_on)
 
@@ -340,16 +346,6 @@ class SGKernel(MCMCKernel):
                 raise
             raise ValueError(f"{error}; {fault}") from None
 
-    def _decide(self, state: SGState, given: tuple, bound: Bound) -> SGState:
-        """Choose automatic arguments, once for all chains, by the chain that starts first."""
-        choice = None
-        if self._chosen is not None and _is_same(self._chosen[0], given):
-            choice = self._chosen[1]
-        bound, state = decide(bound.target(), self.algorithm(self.settings), bound, state, choice)
-        self._bound = bound.on((), {})
-        self._chosen = None if bound.choice is None else (given, bound.choice)
-        return state
-
     def bind(
         self,
         rng_key: jax.Array,
@@ -372,9 +368,6 @@ class SGKernel(MCMCKernel):
             batched=batched,
             trajectory=self.algorithm(self._settings).trajectory,
         )
-        given = jax.tree.flatten((args, kwargs))
-        if self._shares is not None and init_params is None and _is_same(self._shares[0], given):
-            bound = bound.with_shares(self._shares[1])
         self._bound = bound.on((), {})  # data, possibly traced, must not outlive the call
         return position
 
@@ -431,7 +424,7 @@ class SGKernel(MCMCKernel):
         return self.replace(model=wrapper(self.settings.model))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_constrain_cache": None, "_chosen": None}
+        return {**self.__dict__, "_constrain_cache": None, "_known": None}
 
     def _sample_one(self, state: SGState, args: tuple, kwargs: dict) -> SGState:
         bound = self.bound.on(args, kwargs)

@@ -48,6 +48,7 @@ GROUPED = (
     "level_decentered",
     "state",
     "product",
+    "z",
 )
 """Sites with a value for each group."""
 NOT_IDENTIFIED = tuple(f"{side}{of}" for side in ("user", "item") for of in ("", "_sd", "_root"))
@@ -256,8 +257,8 @@ def item_response(persons: int, items: int) -> tuple:
     return model, (person, item, y.astype("f4"))
 
 
-def local_level(num_times: int = 2000) -> tuple:
-    """A random walk with noise, by `scan`."""
+def local_level(by_innovations: bool = False, num_times: int = 2000) -> tuple:
+    """A random walk with noise, by `scan`, or by `cumsum` of innovations."""
     rng = np.random.default_rng(0)
     y = np.cumsum(0.3 * rng.normal(size=num_times)) + rng.normal(size=num_times)
 
@@ -270,12 +271,16 @@ def local_level(num_times: int = 2000) -> tuple:
             numpyro.sample("y", dist.Normal(state, noise), obs=y)
             return state, None
 
-        scan(next_time, jnp.zeros(()), y)
+        if by_innovations:
+            z = numpyro.sample("z", dist.Normal(0, 1).expand([len(y)]).to_event(1))
+            numpyro.sample("y", dist.Normal(step * jnp.cumsum(z), noise).to_event(1), obs=y)
+        else:
+            scan(next_time, jnp.zeros(()), y)
 
     return model, (y.astype("f4"),)
 
 
-def volatility(num_times: int = 2000) -> tuple:
+def volatility(by_innovations: bool = False, num_times: int = 2000) -> tuple:
     """Returns whose log volatility is a random walk."""
     rng = np.random.default_rng(0)
     state = np.cumsum(0.1 * rng.normal(size=num_times)) - 1
@@ -284,7 +289,11 @@ def volatility(num_times: int = 2000) -> tuple:
     def model(y: Any) -> None:
         step = numpyro.sample("step", dist.Exponential(10))
         freedom = numpyro.sample("freedom", dist.Exponential(0.1))
-        state = numpyro.sample("state", dist.GaussianRandomWalk(step, num_steps=len(y)))
+        if by_innovations:
+            z = numpyro.sample("z", dist.Normal(0, 1).expand([len(y)]).to_event(1))
+            state = jnp.cumsum(step * z)
+        else:
+            state = numpyro.sample("state", dist.GaussianRandomWalk(step, num_steps=len(y)))
         numpyro.sample("y", dist.StudentT(freedom, 0, jnp.exp(state)), obs=y)
 
     return model, (y.astype("f4"),)
@@ -356,7 +365,9 @@ MODELS = {
     "zipf": (zipf, "400 levels of Zipf frequency"),
     "items": (lambda: item_response(200, 30), "item response, 200 x 30"),
     "level": (local_level, "local level by `scan`"),
+    "level_apart": (lambda: local_level(True), "local level by `cumsum` of innovations"),
     "volatility": (volatility, "stochastic volatility"),
+    "volatility_apart": (lambda: volatility(True), "stochastic volatility by innovations"),
     "factors": (factors, "matrix factorisation, 100 x 60, LKJ priors"),
     "ratings": (
         lambda: factors(5000, 1000, 2, 500_000),
