@@ -5,6 +5,7 @@ Chains start where it ends.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,9 +16,11 @@ import optax
 import pytest
 from jax import random
 from numpyro.infer import MCMC
+from tqdm import tqdm
 
 from numpyro_geom import SGHMC, RiemannianLaplace, train
 from numpyro_geom.baselines import SWAG
+from numpyro_geom.warmup import training
 from numpyro_geom.warmup.training import Trained
 
 ROWS, COLUMNS = 200, 3
@@ -48,6 +51,31 @@ def test_without_validation_it_ends_at_the_mode() -> None:
     assert found.epoch == 1500
     assert found.losses.shape == (1500,)
     assert np.isnan(found.validation).all()
+
+
+def test_progress_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    def at_once(**given: Any) -> Any:
+        return tqdm(**{**given, "delay": 0, "mininterval": 0})
+
+    monkeypatch.setattr(training, "tqdm", at_once)
+    found = train(regression, random.key(0), X, Y, num_epochs=120)
+    assert found.losses.shape == (120,)
+    assert "training: 100%" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", ["train", "SWAG", "guide"])
+def test_params_at_random_values_are_named(method: str) -> None:
+    def model(X: Any, y: Any) -> None:
+        numpyro.factor("pull", numpyro.param("shift", lambda key: random.normal(key)))
+        regression(X, y)
+
+    fits = {
+        "train": partial(train, model),
+        "SWAG": SWAG(model, batch_size=50, num_steps=50).fit,
+        "guide": RiemannianLaplace(model).fit,
+    }
+    with pytest.warns(UserWarning, match=r"param sites \['shift'\] stay at random first"):
+        fits[method](random.key(0), X, Y, init_params={"w": jnp.zeros(COLUMNS)})
 
 
 def test_minibatches_end_near_the_mode_and_starts_differ() -> None:

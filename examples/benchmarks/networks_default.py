@@ -98,7 +98,11 @@ def one(method: str, name: str, folder: Path) -> dict[str, float]:
         mcmc.run(jax.random.key(1), X, y)
         draws = mcmc.get_samples(group_by_chain=True)
     jax.block_until_ready(draws)
-    seconds = time.process_time()
+    return {"seconds": time.process_time(), **scores(draws, X_test, y_test)}
+
+
+def scores(draws: dict[str, jax.Array], X_test: jax.Array, y_test: jax.Array) -> dict[str, float]:
+    """Error and density of held-out rows, of all four chains and of the worst one."""
 
     def predict(z: dict) -> tuple[jax.Array, jax.Array]:
         return network(X_test, [(z[f"w{k}"], z[f"b{k}"]) for k in range(len(SIZES))])
@@ -113,7 +117,6 @@ def one(method: str, name: str, folder: Path) -> dict[str, float]:
         return -float(np.mean(np.logaddexp.reduce(log_p, 0) - np.log(len(log_p))))
 
     return {
-        "seconds": seconds,
         "error": float(np.sqrt(np.mean((mean.mean(0) - np.asarray(y_test)) ** 2))),
         "density": density(log_p),
         "worst": max(map(density, chains)),

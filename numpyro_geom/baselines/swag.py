@@ -19,7 +19,6 @@ from .._checks import (
     check_int,
     check_key,
     check_model,
-    check_number,
     check_shape,
 )
 from .._random import tree_normal
@@ -29,6 +28,7 @@ from ..model.derivatives import linearize
 from ..model.model import Model
 from ..model.potential import Potential
 from ..sampling.algorithm import check_noisy
+from ..sampling.settings import auto_or, positive
 from ..warmup.lanczos import LANCZOS_STEPS, extreme_eigenvalues
 from ..warmup.training import start
 
@@ -139,12 +139,7 @@ class SWAG(Guide):
     ) -> None:
         check_model("model", model)
         check_batch_size(batch_size)
-        if not isinstance(learning_rate, str):
-            learning_rate = check_number("learning_rate", learning_rate, above=0.0)
-        elif learning_rate != "auto":
-            raise ValueError(
-                f"learning_rate must be 'auto' or a positive number, got {learning_rate!r}"
-            )
+        learning_rate = auto_or(positive, "a positive number")("learning_rate", learning_rate)
         rank = check_int("rank", rank, least=2)
         num_steps = check_int("num_steps", num_steps)
         self._burn_in = int(BURN_IN * num_steps)

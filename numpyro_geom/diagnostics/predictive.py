@@ -52,6 +52,9 @@ class PredictionStream:
             another kind; `probabilities`, `entropy` and `mutual_information` need no labels.
         logits: whether `add` gets logits. Logits do not underflow where probabilities do.
 
+    Attributes:
+        num_draws: number of draws added so far, over all chains.
+
     Raises:
         TypeError: for labels that are not integers.
 
@@ -69,7 +72,7 @@ class PredictionStream:
         self._labels = None if labels is None else _check_labels(labels)
         self._logits = check_flag("logits", logits)
         self._shape: tuple[int, ...] = ()  # chains, rows, classes
-        self._draws = 0
+        self.num_draws = 0
         self._sum: Any = 0.0
         self._entropies: Any = 0.0
         self._log_sum: Any = -np.inf
@@ -104,7 +107,7 @@ class PredictionStream:
             _check_fit(self._labels, rows, classes)
         p, log_p = _normalised(x, self._logits)
         self._shape = shape
-        self._draws += x.shape[1]
+        self.num_draws += chains * x.shape[1]
         self._sum = self._sum + p.sum((0, 1))
         self._entropies = self._entropies + entr(p).sum((0, 1, 3))
         if self._labels is not None:
@@ -112,11 +115,6 @@ class PredictionStream:
             self._log_sum = np.logaddexp(self._log_sum, logsumexp(of_label, axis=(0, 1)))
             some = of_label[..., evenly(rows, MIXING_ROWS)]
             self._of_label.append(np.exp(some).astype(np.float32))
-
-    @property
-    def num_draws(self) -> int:
-        """Number of draws added so far, over all chains."""
-        return self._draws * self._shape[0] if self._shape else 0
 
     @property
     def probabilities(self) -> np.ndarray:
@@ -189,7 +187,7 @@ class PredictionStream:
         return self._labels
 
     def _check_any(self) -> None:
-        if not self._draws:
+        if not self.num_draws:
             raise ValueError("no draws have been added: call `add` with predictions first")
 
 
@@ -290,35 +288,33 @@ def loo(
         plan = read(model.runnable, model.args, model.kwargs, batch_size={rows_of: num_rows}).plan
         model = model.replace(plan=plan)
     axes = {s.name: dict(s.plates)[rows_of] for s in sites if rows_of in dict(s.plates)}
-    rows = jnp.sort(random.permutation(random.key(seed), size)[:num_rows])
+    chosen = np.random.default_rng(seed).choice(size, min(num_rows, size), replace=False)
+    rows = jnp.asarray(np.sort(chosen))
     draws = latent_draws(model, posterior)
 
-    def by_row(found: dict) -> Any:  # chains and draws are the first axis
+    def by_row(found: dict) -> Any:  # draws, or blocks of rows, are the first axis
         flat = (jnp.moveaxis(x, axes[name], 1) for name, x in found.items())
         return sum(x.reshape(*x.shape[:2], -1).sum(2) for x in flat)
 
     @jax.jit
-    def approximate(arrays: list, mean: dict, blocks: jax.Array) -> jax.Array:
-        def of(index: jax.Array) -> jax.Array:
-            found = model.with_arrays(arrays).log_prob(mean, {rows_of: index}, [*axes])
-            return by_row(jax.tree.map(lambda x: x[None], found))[0]
-
-        return lax.map(of, blocks)
+    def approximate(arrays: list, mean: dict, blocks: jax.Array) -> dict:
+        known = model.with_arrays(arrays)
+        return lax.map(lambda index: known.log_prob(mean, {rows_of: index}, [*axes]), blocks)
 
     some = by_row(pointwise_log_prob(model, draws, [*axes], {rows_of: rows}))
     mean = {name: x.mean(0, dtype=float).astype(x.dtype) for name, x in draws.items()}
     length = min(size, num_at_once(32 * LANES))
     blocks = np.minimum(np.arange(-(-size // length) * length), size - 1).reshape(-1, length)
-    approx = np.asarray(approximate(model.arrays, mean, blocks), float).reshape(-1)[:size]
+    approx = np.asarray(by_row(approximate(model.arrays, mean, blocks)), float).ravel()[:size]
     if not np.isfinite(approx).all():
         raise ValueError("a row has no finite log density at the posterior mean: use az.loo")
-    known = (*SAMPLE_DIMS, "rows"), np.asarray(some, float).reshape(*shape, -1)
+    known = (*SAMPLE_DIMS, "rows"), np.asarray(some).reshape(*shape, -1)  # ArviZ keeps the dtype
     with az.rc_context({"stats.ic_scale": "log"}):  # type: ignore[attr-defined]
         data = container({"log_likelihood": xr.Dataset({"row": known})})
         found = az.loo(data, pointwise=True, reff=efficiency)
     old = hasattr(found, "loo_i")  # ArviZ 0.2x
     total, effective, pointwise = ("elpd_loo", "p_loo", "loo_i") if old else ("elpd", "p", "elpd_i")
-    exact = found[pointwise].values
+    exact = np.asarray(found[pointwise].values, float)
     error = exact - approx[rows]
     every = approx + error.mean()
     every[rows] = exact

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
 from jax.scipy.linalg import solve_triangular
-from scipy.special import logsumexp
+from scipy.special import logsumexp, softmax
 from tqdm import tqdm
 
 from .._checks import warn_outside
@@ -138,12 +138,9 @@ class LaplaceDraws(NamedTuple):
 
 def normalized(log_weights: jax.Array | np.ndarray) -> np.ndarray:
     """Flat weights that sum to 1; 0 for failed draws, and all 0 if all draws failed."""
-    logs = np.reshape(np.asarray(log_weights, float), -1)
+    logs = np.ravel(np.asarray(log_weights, float))
     finite = np.isfinite(logs)
-    if not finite.any():
-        return np.zeros(logs.size)
-    weights = np.where(finite, np.exp(np.where(finite, logs, 0) - logs[finite].max()), 0.0)
-    return weights / weights.sum()
+    return softmax(np.where(finite, logs, -np.inf)) if finite.any() else np.zeros(logs.size)
 
 
 def largest_shape(num_draws: int) -> float:

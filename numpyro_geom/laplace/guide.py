@@ -41,7 +41,7 @@ from ..model.bad_rows import check_finite
 from ..model.jaxprs import lean_options
 from ..model.model import Model, read
 from ..model.potential import in_coordinates
-from ..model.start import wrong_lane
+from ..model.start import with_params, wrong_lane
 from . import draw as drawing
 from .draw import LaplaceDraws
 from .fit import (
@@ -249,11 +249,13 @@ class RiemannianLaplace(Guide, AutoContinuous):
         Raises:
             RuntimeError: if no run ends at finite values.
             SamplingWarning: (a warning) about a run that has not converged, and about a poor mode.
+            UserWarning: (a warning) about `param` sites at random values, which only SVI trains.
         """
         check_key("rng_key", rng_key)
         num_starts = check_int("num_starts", num_starts)
         max_steps = check_int("max_steps", max_steps, least=0)
         starts = self._starts(rng_key, num_starts, init_params, args, kwargs)
+        with_params(self._read, {})  # which warns
         data, params = self._captured(), dict(self._read.fixed)
         if self._layout is not None:
             static = {"layout": self._layout, "searching": max_steps > 0}

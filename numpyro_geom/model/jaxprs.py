@@ -200,8 +200,11 @@ def compiled(fn: Callable, *args: PyTree) -> PyTree:
     over arrays are inputs of the program, so that other data of the same shapes share it too.
     Within an outer transformation ``fn`` becomes a part of the outer program.
     """
-    if in_trace(args):
-        return fn(*args)
+    return fn(*args) if in_trace(args) else program(fn, *args)(*args)
+
+
+def program(fn: Callable, *args: PyTree) -> Callable:
+    """The program of `compiled`, for values of the shapes and dtypes of ``args``."""
     traced, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
     treedef = jax.tree.structure(shape)
 
@@ -216,15 +219,15 @@ def compiled(fn: Callable, *args: PyTree) -> PyTree:
     places = [getattr(x, "sharding", None) for x in jax.tree.leaves(inputs)]
     where = jax.config.jax_default_device, jax.sharding.get_abstract_mesh()  # type: ignore
     key = hashlib.sha256(text.encode()).digest(), lowered.in_tree, treedef, *places, *where
-    program = _programs.pop(key, None)
-    if program is None:
+    found = _programs.pop(key, None)
+    if found is None:
         quick = work(traced.jaxpr, LEAST_TURNS) < MUCH_WORK * length(traced.jaxpr)
-        program = lowered.compile(compiler_options=lean_options(quick))
+        found = lowered.compile(compiler_options=lean_options(quick))
     if "callback" not in text:  # otherwise functions on the host may differ
-        _programs[key] = program  # the last one used is the last one
+        _programs[key] = found  # the last one used is the last one
         if len(_programs) > MOST_PROGRAMS:
             del _programs[next(iter(_programs))]
-    return program(*inputs)
+    return lambda *args: found(traced.consts, args)
 
 
 @cache

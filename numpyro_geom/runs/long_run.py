@@ -241,15 +241,12 @@ class Enough:
             values = np.concatenate(self._parts, 1)
             mixing = mixing_of(dict(zip(names, np.moveaxis(values, -1, 0), strict=True)))
             if mixing is not None and mixing.names:
-                worst, rhat = int(np.argmin(mixing.size)), None
+                worst = int(np.argmin(mixing.size))
                 size, name = mixing.size[worst], mixing.names[worst]
                 text = f"min_ess: {size:,.0f} effective draws of {name}"
-                if mixing.rhat is not None:
-                    rhat = float(np.max(mixing.rhat))
-                    text += f", R-hat {rhat:.3f}"
-                mixed = rhat is None or rhat <= largest_rhat(len(values))
-                if size >= self.min_ess and mixed:
-                    return text
+                rhat = 0.0 if mixing.rhat is None else float(np.max(mixing.rhat))
+                if size >= self.min_ess and rhat <= largest_rhat(len(values)):
+                    return text if mixing.rhat is None else f"{text}, R-hat {rhat:.3f}"
         taken = time.monotonic() - self._began
         if self._max_seconds is not None and taken >= self._max_seconds:
             return f"max_seconds: {taken:,.1f} seconds"

@@ -14,6 +14,7 @@ import optax
 from jax import lax, random
 from numpyro.infer import init_to_uniform
 from numpyro.util import is_prng_key
+from tqdm import tqdm
 
 from .._checks import (
     check_batch_size,
@@ -24,9 +25,9 @@ from .._checks import (
     check_number,
     check_strategy,
 )
-from .._util import PyTree, tree_scale, tree_size, tree_where
+from .._util import PyTree, in_trace, tree_scale, tree_size, tree_where
 from ..model import minibatch
-from ..model.jaxprs import compiled
+from ..model.jaxprs import compiled, program
 from ..model.minibatch import Subsampling
 from ..model.model import Model, read
 from ..model.start import check_rows, find_start
@@ -90,6 +91,7 @@ def train(
     rows. Its minimum is the maximum a posteriori estimate in these coordinates. After each epoch
     the mean energy of held-out rows, which no step uses, is measured. `train` returns the position
     with the lowest such energy. Training ends after ``patience`` epochs without a new lowest one.
+    If it takes more than five seconds, it shows a progress bar.
 
     Args:
         model: a NumPyro model with continuous latent sites.
@@ -159,7 +161,7 @@ def train(
         init_strategy=init_strategy,
     )
     rows, held_out = _split(found.plan, key_split, validation)
-    outcome = _run(
+    outcome = _train(
         found,
         optimiser,
         rows,
@@ -197,7 +199,7 @@ def trained(model: Model, rng_key: jax.Array, position: PyTree, *, single: bool)
     one_plate = len(plan.batch_sizes) == 1 and not plan.local_axes
     rows, held_out = _split(plan, random.fold_in(rng_key[0], 1), HELD_OUT if one_plate else 0.0)
     epochs = max(LEAST_EPOCHS, min(MOST_EPOCHS, TRAINING_STEPS // plan.steps_per_epoch))
-    best, lowest, *_ = _run(
+    best, lowest, *_ = _train(
         model,
         optax.adam(LEARNING_RATE),
         rows,
@@ -227,10 +229,6 @@ def shortened(model: Model, position: PyTree) -> PyTree:
         return tree_scale(lengths[jnp.argmin(energies)], position)
 
     return compiled(jax.vmap(one), position)
-
-
-def _run(model: Model, optimiser: optax.GradientTransformation, *given: Any, **how: Any) -> tuple:
-    return compiled(lambda *given: _train(model, optimiser, *given, **how), *given)
 
 
 def start(
@@ -356,6 +354,10 @@ def _train(
         found = training._replace(best=best, lowest=lowest, best_epoch=best_epoch)
         return found, loss, judged
 
+    def begin(x: PyTree) -> _Training:
+        infinite, zero = jnp.full((), jnp.inf, dtype), jnp.zeros((), jnp.int32)
+        return _Training(x, optimiser.init(x), (), x, infinite, zero)
+
     def proceed(carry: tuple) -> tuple:
         training, losses, judged, number = carry
         training, *new = jax.vmap(epoch, in_axes=(0, 0, None))(training, keys, number)
@@ -368,11 +370,21 @@ def _train(
         training, *_, number = carry
         return (number < num_epochs) & jnp.any(number - training.best_epoch < patience)
 
-    def begin(x: PyTree) -> _Training:
-        infinite, zero = jnp.full((), jnp.inf, dtype), jnp.zeros((), jnp.int32)
-        return _Training(x, optimiser.init(x), (), x, infinite, zero)
+    def some(carry: tuple, length: int) -> tuple[tuple, jax.Array]:
+        end = carry[-1] + length
+        carry = lax.while_loop(lambda x: unfinished(x) & (x[-1] < end), proceed, carry)
+        return carry, unfinished(carry)
 
     empty = jnp.zeros((starts, num_epochs), dtype)
-    carry = jax.vmap(begin)(start), empty, empty, jnp.zeros((), jnp.int32)
-    training, *record = lax.while_loop(unfinished, proceed, carry)
+    carry = compiled(jax.vmap(begin), start), empty, empty, jnp.zeros((), jnp.int32)
+    if in_trace((rows, held_out, carry, keys)):
+        carry, _ = some(carry, num_epochs)
+    else:
+        length, more = -(-num_epochs // 50), True
+        run = program(some, carry, length)
+        with tqdm(total=num_epochs, desc="training", delay=5) as bar:
+            while more:  # at most 50 times
+                carry, more = run(carry, length)
+                bar.update(int(carry[-1]) - bar.n)
+    training, *record = carry
     return *training[3:], *record
