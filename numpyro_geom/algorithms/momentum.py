@@ -160,7 +160,6 @@ def momentum_rule(
             bound = 1 / (noise + tiny)
             root = 2 / given_friction**2 + jnp.hypot(2 / given_friction**2, bound)
             h = jnp.minimum(h, bound / jnp.sqrt(root))
-        h = adaptation.step_size_factor * h
     else:
         h = given_step
     if given_friction is None:

@@ -89,14 +89,6 @@ def num_steps_from(
     return jnp.clip(jnp.ceil(wanted), 1, MAX_NUM_STEPS).astype(jnp.int32)
 
 
-def halve_if_failed(adaptation: Adaptation, state: Any) -> Adaptation:
-    """Halve the step after a draw with failed steps."""
-    factor = jnp.where(state.diverging, 0.5, 1.0).astype(adaptation.step_size_factor.dtype)
-    return adaptation._replace(
-        step_size_factor=jnp.maximum(adaptation.step_size_factor * factor, 1e-6)
-    )
-
-
 def retried(retry_factor: jax.Array, finite: jax.Array) -> jax.Array:
     """The factor on the step size after a step.
 
@@ -192,7 +184,7 @@ class Algorithm(NamedTuple):
     rate: Callable = lambda slowest, dynamics: slowest
     bias: Callable | None = None
     num_steps: Callable = num_steps_from
-    observe: Callable = halve_if_failed
+    observe: Callable = lambda adaptation, state: adaptation
     noise_factor: float = 1.0
     second_order: Callable | None = None
     adjusted: bool = False
@@ -234,12 +226,11 @@ def langevin_algorithm(
             t = settings.bias_tolerance
             bend, part = adaptation.curvature / 2, adaptation.noise / (2 * tau)
             if adjusted:
-                h = 1 / bend
+                h = adaptation.step_size_factor / bend
             elif averaged:  # h bend squared plus h part is t
                 h = 2 * t / (part + jnp.hypot(part, 2 * t**0.5 * bend))
             else:
                 h = t / (bend + part)
-            h = adaptation.step_size_factor * h
         return h, adaptation.slowest, state.dynamics
 
     def bias(curvature: Any, noise: Any, step_size: Any, dynamics: PyTree) -> tuple[Any, Any, str]:
@@ -248,8 +239,9 @@ def langevin_algorithm(
         return bend**2 if averaged else bend, part, text
 
     fields = {"propose": propose, "bias": bias, **others}
-    observe = follow_acceptance if adjusted else halve_if_failed
-    return Algorithm(step=step, adjusted=adjusted, observe=observe, **fields)
+    if adjusted:
+        fields["observe"] = follow_acceptance
+    return Algorithm(step=step, adjusted=adjusted, **fields)
 
 
 def rule_temperature(temperature: float) -> float:
@@ -399,7 +391,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
             sums = sums + jnp.where(finite, of_step.astype(dtype), 0.0)
             failed = failed + (~finite | kicked).astype(failed.dtype)
             if rescues:
-                retry_factor = jnp.where(learned, retried(retry_factor, finite), retry_factor)
+                retry_factor = retried(retry_factor, finite)
             carry = figures, old_ratio, retry_factor, failed, sums
             return chain, trusted, control, t + 1, *carry
 
@@ -409,7 +401,6 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
         ratio_before = jnp.where(first, jnp.inf, state.drift_ratio).astype(dtype)
         arrived = state.i > state.adaptation.num_warmup // 16
         calm = algorithm.momentum & arrived & (ratio_before < CALM)
-        learned = state.i > state.adaptation.num_warmup
         carry = (
             start,
             state.trusted,
@@ -443,7 +434,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
         dynamics = tree_where(finite, chain.dynamics, algorithm.at_rest(chain.dynamics))
         failed = failed + (~finite).astype(failed.dtype)
         if rescues:
-            retry_factor = jnp.where(finite | ~learned, retry_factor, retried(retry_factor, finite))
+            retry_factor = jnp.where(finite, retry_factor, retried(retry_factor, finite))
         energy, squared_norm, step_size = figures
         means = sums / jnp.asarray(num_steps, dtype)
         return state._replace(

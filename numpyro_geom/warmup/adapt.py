@@ -240,14 +240,7 @@ def _adapt(
             None if algorithm.adjusted else plain,
         )
         least = LEAST_SCALED if _knows_covariance(state, settings) else 0.0
-        found = found._replace(slowest=found.rate_factor * jnp.maximum(found.flattest, least))
-        if algorithm.adjusted:
-            return found
-        # failed steps bound the step size, and not its ratio to what the curvature allows
-        h, *_ = algorithm.propose(found, state, seen)
-        last = state.step_size * jnp.where(state.diverging, 0.5, 1.0)
-        factor = jnp.clip(found.step_size_factor * last / h, found.step_size_factor, 1)
-        return found._replace(step_size_factor=factor.astype(found.step_size_factor.dtype))
+        return found._replace(slowest=found.rate_factor * jnp.maximum(found.flattest, least))
 
     adaptation = lazy_cond(
         measuring,

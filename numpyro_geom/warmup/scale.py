@@ -208,9 +208,6 @@ def renew_scale(state: SGState, due: Any, settings: Settings, num_data: int) -> 
             root = root.then(_root_of(known(covariances), within))
         new = scale_about(centre, root)
         finite = all_finite(root)
-        # steps failed in the old coordinates
-        factor = jnp.ones_like(state.adaptation.step_size_factor)
-        state = state._replace(adaptation=state.adaptation._replace(step_size_factor=factor))
         new = tree_where(finite, new, emptied(scale))
         return rescaled(state, new, settings, num_data)
 
