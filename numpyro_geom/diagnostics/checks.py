@@ -330,12 +330,12 @@ def stuck_chains(name: str, run: Run) -> Check | None:
         return None
     chains = arrays[0].shape[0]
     still = np.ones(chains, bool)
-    some = np.linspace(0, draws - 1, LOOKED_AT).astype(int)
+    stride = max(1, draws // LOOKED_AT)  # a slice is one small program, an index is several
     for x in arrays:  # the smallest first: one that changes is enough
         if not still.any():
             break
-        looked = np.asarray(x[:, some]).reshape(chains, LOOKED_AT, -1)
-        still &= np.all(looked == looked[:, :1], axis=(1, 2))
+        looked = np.asarray(x[:, ::stride])
+        still &= np.all(looked == looked[:, :1], axis=tuple(range(1, looked.ndim)))
     still |= np.asarray(facts.get("undone", 0.0)) > 0.5
     if not still.any():
         return None

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from .._util import PyTree, tree_size
+from ..model.jaxprs import compiled
 from ..sampling.algorithm import Algorithm, adapts
 from ..sampling.settings import Settings
 from ..sampling.state import SGState
@@ -58,7 +59,7 @@ def storable(settings: Mapping[str, Any]) -> dict[str, Any]:
 def is_measured(kernel: Any, last: SGState) -> bool:
     """Whether warm-up has measured curvature and noise; False if nothing was automatic."""
     # the first measurement happens before the second draw
-    return kernel.measures and int(np.min(last.i)) > 1
+    return kernel.measures and np.asarray(last.i).min() > 1
 
 
 def facts_of(
@@ -99,7 +100,7 @@ def facts_of(
         "final_step_size": last.step_size,
         "final_num_steps": last.num_steps,
         "steps_taken": last.steps_taken,
-        "undone": np.mean(states["diverging"], 1),
+        "undone": np.asarray(states["diverging"]).mean(1),
         "gradients": taken,
         "passes": taken / epoch,
         "dimensions": 0 if kernel.bound.point is not None else size // chains,
@@ -122,7 +123,7 @@ def facts_of(
     if settings.deep:
         text["network"] = "judged by its predictions"
     if is_measured(kernel, last) and not settings.by_energy:
-        rate = _by_chain(algorithm.rate(adaptation.slowest, dynamics))
+        rate = _by_chain(compiled(algorithm.rate, adaptation.slowest, dynamics))
         names = {"lam_H": "curvature", "lam_C": "noise", "lam_min": "slowest"}
         found |= {name: getattr(adaptation, x) for name, x in names.items()}
         found["relaxation_steps"] = 1 / (h.mean(1) * rate)

@@ -111,7 +111,7 @@ class LaplaceDraws(NamedTuple):
         """
         if self.log_weight is None:
             raise ValueError("expected draws with weights: use draw(..., log_weight=True)")
-        weights, shape = normalized(self.log_weight), self.log_weight.shape
+        weights = normalized(self.log_weight)
         count = weights.size
         if count < 2:
             raise ValueError(
@@ -128,9 +128,8 @@ class LaplaceDraws(NamedTuple):
         last = np.argmax(ends)  # rounding can leave a mark beyond the end
         taken = np.minimum(np.searchsorted(ends, marks, side="right"), last)
         chosen = random.permutation(key_order, jnp.asarray(taken))
-        events = {n: x.shape[len(shape) :] for n, x in self.samples.items()}
-        flat = {n: x.reshape(count, *events[n])[chosen] for n, x in self.samples.items()}
-        return {n: x.reshape(*shape, *events[n]) for n, x in flat.items()}
+        flat = {n: x.reshape(count, -1)[chosen] for n, x in self.samples.items()}
+        return {n: flat[n].reshape(x.shape) for n, x in self.samples.items()}
 
 
 # --- weights

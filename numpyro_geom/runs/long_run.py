@@ -242,8 +242,8 @@ class Enough:
             mixing = mixing_of(dict(zip(names, np.moveaxis(values, -1, 0), strict=True)))
             if mixing is not None and mixing.names:
                 worst = int(np.argmin(mixing.size))
-                size, name = mixing.size[worst], mixing.names[worst]
-                text = f"min_ess: {size:,.0f} effective draws of {name}"
+                size = mixing.size[worst]
+                text = f"min_ess: {size:,.0f} effective draws of {mixing.names[worst]}"
                 rhat = 0.0 if mixing.rhat is None else float(np.max(mixing.rhat))
                 if size >= self.min_ess and rhat <= largest_rhat(len(values)):
                     return text if mixing.rhat is None else f"{text}, R-hat {rhat:.3f}"
