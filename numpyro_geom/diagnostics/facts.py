@@ -155,8 +155,7 @@ def metric_lag(settings: Settings, algorithm: Algorithm, last: SGState) -> float
     h, drift = np.asarray(last.step_size), np.mean(np.asarray(last.drift_ratio))
     curvature = np.asarray(last.adaptation.curvature)
     if algorithm.momentum:
-        squared = h**2 * curvature if adapts(settings, algorithm) else drift
-        steps = np.sqrt(squared)
+        steps = np.sqrt(h**2 * curvature if adapts(settings, algorithm) else drift)
     else:
         steps = h * curvature if adapts(settings, algorithm) else 2 * drift
     return float(np.median(steps)) / (1 - settings.metric.decay)

@@ -194,8 +194,7 @@ def after_run(mcmc: MCMC) -> None:
     last = mcmc.last_state
     if not are_known((states, last)) or states["potential_energy"].shape[1] < LEAST_DRAWS:
         return
-    i, num_warmup = jax.device_get((last.i, last.adaptation.num_warmup))
-    if np.max(i - num_warmup) > 0:  # draws of warm-up may fail
+    if np.max(host(last.i) - host(last.adaptation.num_warmup)) > 0:  # draws of warm-up may fail
         draws = dict(paths(mcmc.get_samples(group_by_chain=True), "z"))
         stats = {"energy": host(states["potential_energy"])}
         warn_of_run(Run(draws, stats, facts_of_mcmc(mcmc)))

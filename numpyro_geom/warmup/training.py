@@ -239,12 +239,11 @@ def start(
     kwargs: dict,
     *,
     batch_size: int | Mapping[str, int] | None,
-    batching: str = "replacement",
     init_strategy: Callable,
 ) -> tuple[Model, PyTree]:
     """The model with these arguments, and where training starts, for one key or several."""
     batched = not is_prng_key(rng_key)
-    model = read(fn, args, kwargs, batch_size=batch_size, batching=batching)
+    model = read(fn, args, kwargs, batch_size=batch_size)
     model, position = find_start(model, rng_key, init_params, init_strategy, batched=batched)
     check_floating(position)
     one = jax.tree.map(lambda x: x[0], position) if batched else position
