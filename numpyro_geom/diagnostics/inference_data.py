@@ -140,9 +140,10 @@ def to_inference_data(
             raise TypeError(f"{name} must be a dict, got {type(value).__name__}")
     run = run_of_guide(mcmc) if of_guide else run_of_mcmc(mcmc)
     model = model_of(mcmc)
-    pointwise = _pointwise_sites(model, log_likelihood)
-    if check_flag("log_prior", log_prior) and model is None:
-        raise ValueError("log_prior needs a kernel with a model, and this one has potential_fn")
+    densities = {
+        "log_likelihood": _sites(model, "log_likelihood", log_likelihood, "observed", "factor"),
+        "log_prior": _sites(model, "log_prior", check_flag("log_prior", log_prior), "latent"),
+    }
     if check_flag("gradients", gradients) and (model is None or not targets_model(mcmc)):
         raise ValueError(
             "gradients=True needs a kernel with a model whose posterior is the target: not "
@@ -154,8 +155,7 @@ def to_inference_data(
     found = {"posterior": draws, "sample_stats": run.stats}
     if model is not None:
         found["observed_data"] = observed_values(model)
-    priors = model.of_kind("latent") if model is not None and log_prior else []
-    for group, names in {"log_likelihood": pointwise, "log_prior": priors}.items():
+    for group, names in densities.items():
         if model is not None and names:
             values = pointwise_log_prob(model, latent_draws(model, draws), names)
             found[group] = {n: x.reshape((*shape, *x.shape[1:])) for n, x in values.items()}
@@ -166,17 +166,15 @@ def to_inference_data(
     return container(_datasets(found, model, facts, {} if coords is None else coords))
 
 
-def _pointwise_sites(model: Model | None, request: Any) -> list[str]:
-    """Names of the sites whose log likelihood is requested."""
+def _sites(model: Model | None, group: str, request: Any, *kinds: str) -> list[str]:
+    """Names of the sites whose densities are requested; True for those of the first kind."""
     if request is False:
         return []
     if model is None:
-        raise ValueError(
-            "log_likelihood needs a kernel with a model, and this one has potential_fn"
-        )
+        raise ValueError(f"{group} needs a kernel with a model, and this one has potential_fn")
     if request is True:
-        return model.of_kind("observed")
-    return chosen(request, model.of_kind("observed", "factor"), "the model", "log_likelihood")
+        return model.of_kind(kinds[0])
+    return chosen(request, model.of_kind(*kinds), "the model", group)
 
 
 # What a run and a guide say
