@@ -44,16 +44,26 @@ LEAST_ERROR = 1e-3
 
 
 def given_scale(settings: Settings, position: PyTree) -> Scale:
-    """The coordinates of ``inverse_mass_matrix``, or of I if it is not given, at ``position``."""
+    """The coordinates of ``inverse_mass_matrix`` at ``position``; L is found in 64 bits."""
     centre, _ = ravel(position)
-    dense, size = settings.dense_scale, centre.size
-    given = settings.inverse_mass_matrix
-    if given is None:
-        given = np.ones(size)
-    matrix = matrix_of_blocks(given, position) if isinstance(given, dict) else given
-    roots = _roots_of_given(np.asarray(matrix), size, dense)
-    first, *others = (jnp.asarray(x, centre.dtype) for x in roots)
-    return scale_about(centre, MatrixRoot(first, *others) if dense else diagonal_root(first))
+    given: Any = settings.inverse_mass_matrix
+    matrix = np.asarray(matrix_of_blocks(given, position) if isinstance(given, dict) else given)
+    if matrix.shape[-1] != centre.size:
+        raise ValueError(
+            f"inverse_mass_matrix has the shape {matrix.shape}, and the model has {centre.size} "
+            f"unconstrained parameters: expected ({centre.size},) or ({centre.size}, "
+            f"{centre.size}), sites in the order of their names"
+        )
+    spread = np.sqrt(matrix if matrix.ndim == 1 else np.diagonal(matrix))
+    if not settings.dense_scale:
+        return scale_about(centre, diagonal_root(jnp.asarray(spread, centre.dtype)))
+    matrix = np.diag(matrix) if matrix.ndim == 1 else matrix
+    values, vectors = np.linalg.eigh(matrix / spread / spread[:, None])
+    root = spread[:, None] * (vectors * np.sqrt(values)) @ vectors.T
+    inverse = (vectors / np.sqrt(values)) @ vectors.T / spread
+    return scale_about(
+        centre, MatrixRoot(jnp.asarray(root, centre.dtype), jnp.asarray(inverse, centre.dtype))
+    )
 
 
 def scale_of_law(law: Any, settings: Settings, position: PyTree) -> Scale:
@@ -224,23 +234,6 @@ def _root_of(matrix: jax.Array, within: Any = True) -> MatrixRoot:
     """R with R R' = |M|; 0 between parameters that are not ``within`` the same block."""
     both = balanced_roots(jnp.where(within, matrix, 0))
     return MatrixRoot(*(jnp.where(within, x, 0) for x in both))
-
-
-def _roots_of_given(matrix: np.ndarray, size: int, dense: bool) -> list[np.ndarray]:
-    """L of a matrix that the user gives, in 64 bits, and L^-1; of a diagonal L alone."""
-    if matrix.shape[-1] != size:
-        raise ValueError(
-            f"inverse_mass_matrix has the shape {matrix.shape}, and the model has {size} "
-            f"unconstrained parameters: expected ({size},) or ({size}, {size}), sites in the order "
-            "of their names"
-        )
-    spread = np.sqrt(matrix if matrix.ndim == 1 else np.diagonal(matrix))
-    if not dense:
-        return [spread]
-    matrix = np.diag(matrix) if matrix.ndim == 1 else matrix
-    values, vectors = np.linalg.eigh(matrix / spread / spread[:, None])
-    root = (vectors * np.sqrt(values)) @ vectors.T
-    return [spread[:, None] * root, (vectors / np.sqrt(values)) @ vectors.T / spread]
 
 
 # SiteBlocks of sites
