@@ -294,9 +294,9 @@ CALLS: dict[str, Call] = {
     "RiemannianLaplace": Call(
         fit_laplace,
         fields(
-            model=regression, metric_of="euclidean", mode=None, precision=None, prior_metric=None,
-            solver="auto", alpha2=1.0, damping=0.0, batch_size=None, rtol=1e-3, atol=1e-6,
-            max_steps=20, prefix="auto", init_loc_fn=init_to_uniform, init_params=None,
+            model=regression, metric_of="euclidean", mode="auto", precision="auto",
+            prior_metric="auto", solver="auto", alpha2=1.0, damping=0.0, batch_size=None, rtol=1e-3,
+            atol=1e-6, max_steps=20, prefix="auto", init_loc_fn=init_to_uniform, init_params=None,
             num_starts=1, x=X, y=Y,
         ),
     ),

@@ -11,7 +11,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from methods import KEY, ROUNDING
+from methods import KEY, PLAIN, ROUNDING
 from numpyro import handlers
 from numpyro.infer import SVI, Predictive, Trace_ELBO, init_to_value
 
@@ -29,12 +29,12 @@ def bernoulli(data: Any) -> None:
 @cache
 def fitted(guide: Any) -> tuple[Any, dict]:
     """One guide with its mode, and what it has compiled, for the tests that do not fit again."""
-    made = guide(bernoulli)
+    made = guide(bernoulli, **PLAIN)
     return made, made.fit(KEY, DATA, num_starts=1)
 
 
 def trained(guide: Any, model: Any, *args: Any, steps: int = 300) -> tuple[Any, dict]:
-    made = guide(model)
+    made = guide(model, **PLAIN)
     svi = SVI(model, made, numpyro.optim.Adam(0.1), Trace_ELBO())
     return made, svi.run(KEY, steps, *args, progress_bar=False).params
 
