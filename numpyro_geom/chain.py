@@ -23,6 +23,7 @@ from .model.centring import (
     Shares,
     Sum,
     coordinates,
+    figures,
     find_paths,
     find_shares,
     onto_paths,
@@ -87,17 +88,21 @@ def shares_at(bound: Bound, state: SGState) -> Shares:
     if not is_prng_key(state.rng_key):
         parts = jax.tree.map(lambda x: x[0], parts)
     z, scale = parts
-    unravel = ravel(z)[1]
-    position, model = unravel(scale.centre), bound.with_shares({}).model
+    unravel, model = ravel(z)[1], bound.model.replace(shares={})  # type: ignore[union-attr]
+    position = unravel(scale.centre)
     if (series := _series(bound)) is not None:
-        if used:
-            return used
-        return find_paths(model, series, position, unravel(compiled(_of_series, scale.root)))
-    position = _as_written(bound, position)
-    found = find_shares(model, position, scale.variances_given_others, used)
+        there = unravel(scale.centre + compiled(_of_series, scale.root))
+        if used:  # from these coordinates to those in which all shares are 1
+            ones: Any = model.replace(shares=unmeasured(model, position, series))
+            position, there = (in_shares(ones, _as_written(bound, x)) for x in (position, there))
+        found = find_paths(model, series, position, jax.tree.map(jnp.subtract, there, position))
+    else:
+        position = _as_written(bound, position)
+        found = find_shares(model, position, scale.variances_given_others, used)
     alike = found.keys() == used.keys() and all(
         np.abs(x - y).max() < 0.25
-        for x, y in zip(*map(jax.tree.leaves, (found, dict(used))), strict=True)
+        for name in found
+        for x, y in zip(figures(found[name]), figures(used[name]), strict=True)
     )
     return used if alike else found
 

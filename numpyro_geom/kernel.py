@@ -207,8 +207,8 @@ class SGKernel(MCMCKernel):
         check_keys("rng_key", rng_key)
         args, kwargs = on_device(model_args, model_kwargs)
         single = is_prng_key(rng_key)
-        two_keys = _two_keys if single else jax.vmap(_two_keys)
-        key_state, key_model = two_keys(rng_key)
+        split = random.split if single else jax.vmap(random.split, out_axes=1)
+        key_state, key_model = split(rng_key)
         earlier = self._earlier() if init_params is None else None
         # settings that follow from a warm-up are those of the earlier run
         warmup = num_warmup if earlier is None else earlier.num_warmup
@@ -445,11 +445,6 @@ def _moved(bound: Bound, position: PyTree, *, single: bool) -> PyTree:
         return position
     move = partial(in_shares, bound.model)
     return compiled(move if single else jax.vmap(move), position)
-
-
-def _two_keys(rng_key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    first, second = random.split(rng_key)
-    return first, second
 
 
 def _is_same(given: tuple, other: tuple) -> bool:

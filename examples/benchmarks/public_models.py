@@ -33,6 +33,8 @@ TABLE = TABLES / "public_models.md"
 CHAINS, SECONDS = 4, 300
 RIGHT, SURE = 0.1, 4
 """Error of a mean in sds, or of the log of an sd, and Monte Carlo errors that may be beyond it."""
+FEWEST = 100
+"""Effective draws of both methods for a comparison."""
 EDGE = 1e-6
 """Distance of probabilities from 0 and 1."""
 
@@ -384,6 +386,7 @@ def line(name: str, found: dict[str, Any]) -> str:
     sizes, seconds = ([f"{x:.0f}" for x in found[k]] for k in ("sizes", "seconds"))
     worst = "{:.2f}, {:.2f}".format(*found["worst"])
     result = "differs" if found["differs"] else "right"
+    result = result if min(found["sizes"]) >= FEWEST else "too few draws"
     cells = " / ".join(sizes), " / ".join(seconds), worst, result, "; ".join(found["flags"])
     return f"| {title} | {' | '.join(cells)} |"
 
@@ -407,7 +410,8 @@ def main() -> None:
         "ESS is that of the worst scalar's mean or square. Seconds are with compiling, of one "
         "core. Differences are those of the scalar that is farthest beyond Monte Carlo error: of "
         "a mean in posterior sds, and of the logarithm of an sd. A run is right if no difference "
-        f"is more than {RIGHT} beyond {SURE} Monte Carlo errors of both. The last column has the "
+        f"is more than {RIGHT} beyond {SURE} Monte Carlo errors of both; fewer than {FEWEST} "
+        "effective draws of a method do not tell. The last column has the "
         f"flags of `diagnose`. A model of more than {SECONDS} s is stopped.\n\n"
         "| model | ESS, NUTS / SGHMC | seconds | differences | result | flagged |\n"
         + "|---" * 6

@@ -136,6 +136,13 @@ STEPS = 16
 """Shares are multiples of one over this number, so that rounding errors do not change them."""
 
 
+def figures(share: np.ndarray | Path | Product) -> list[np.ndarray]:
+    """The figures by which coordinates differ: shares, and the logarithm of a path's scale."""
+    if isinstance(share, Path):
+        return [share.share, np.log(share.width)]
+    return jax.tree.leaves(share)
+
+
 def normal_of(law: Any) -> dist.Normal | None:
     """The normal law of a site's entries, if they are independent given its parameters."""
     while isinstance(law, dist.ExpandedDistribution | dist.Independent):

@@ -188,8 +188,9 @@ def after_draw(
     """Add the draw to the anchor's mean, and correct the step size by the result of the draw."""
     counts = due.warming & due.moving
     if target.controlled:
-        control = tree_where(counts, _add_draw(state.control, state.z), state.control)
-        state = state._replace(control=control)
+        old = state.control
+        new = old._replace(total=old.total + ravel(state.z)[0], num_draws=old.num_draws + 1)
+        state = state._replace(control=tree_where(counts, new, old))
     if settings.scales:
         state = state._replace(scale=tree_where(counts, with_draw(state), state.scale))
     if settings.schedule is None:
@@ -372,9 +373,3 @@ def _move_to_mean(
         num_draws=jnp.zeros_like(control.num_draws),
     )
     return tree_where(restarting, empty._replace(anchor=moved.anchor), moved)
-
-
-def _add_draw(control: Control, position: PyTree) -> Control:
-    """Add a draw of warm-up to the running mean."""
-    total = control.total + ravel(position)[0]
-    return control._replace(total=total, num_draws=control.num_draws + 1)

@@ -364,6 +364,12 @@ def _kind(
 
     def of_rank(places: jax.Array, root: Any, before: tuple, rng_key: jax.Array) -> tuple:
         energy, gradient = _on_all_rows(potential, places, rng_key)
+        mean, share = before
+        if not low_rank:
+            found = diagonal_curvature(potential, places[0], rng_key, before=mean)
+            mean = _between(share, mean, found)
+            root = diagonal_root(mean**-0.5)
+            return energy, gradient, mean, root, root
         centre = jnp.mean(places, axis=0)
 
         def around(x: jax.Array, rows: Any) -> jax.Array:
@@ -372,15 +378,7 @@ def _kind(
         middle = potential._replace(energy=around)
         mover, known = low_rank_root(middle, centre, gradient, rng_key)
         root = replace(mover, factors=jnp.where(known, mover.factors, 1))
-        return energy, gradient, before[0], root, mover
-
-    def of_diagonal(places: jax.Array, root: Any, before: tuple, rng_key: jax.Array) -> tuple:
-        energy, gradient = _on_all_rows(potential, places, rng_key)
-        mean, share = before
-        found = diagonal_curvature(potential, places[0], rng_key, before=mean)
-        mean = _between(share, mean, found)
-        root = diagonal_root(mean**-0.5)
-        return energy, gradient, mean, root, root
+        return energy, gradient, mean, root, mover
 
     def of_arrow(places: jax.Array, root: Any, before: tuple, rng_key: jax.Array) -> tuple:
         asked = potential
@@ -397,11 +395,9 @@ def _kind(
         root = root_of(mean)
         return energy, gradient, mean, root, root
 
-    if layout is None and low_rank:
-        rank = min(LOW_RANK_PRODUCTS, position.size)
-        return of_rank, (), diagonal_root(width, rank)
     if layout is None:
-        return of_diagonal, width**-2, diagonal_root(width)
+        rank = min(LOW_RANK_PRODUCTS, position.size) if low_rank else 0
+        return of_rank, width**-2, diagonal_root(width, rank)
     parents = find_parents(potential, position, layout)
     unit, shared = unit_root(layout, width.dtype, parents), layout.parts(width)[0]
     root = unit.then(MatrixRoot(jnp.diag(shared), jnp.diag(1 / shared)), width)
