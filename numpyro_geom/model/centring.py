@@ -352,7 +352,7 @@ def _products(model: Any, position: PyTree, following: list[str]) -> list[str]:
     rows = _some_rows(model)
     normal = jax.eval_shape(_scales_of_groups(model, position), position, rows)
     names = [n for n in normal if n not in following]
-    jaxpr, _, found = _traced_factors(model, position, rows, names)
+    jaxpr, _, found = _traced_factors(model, position, rows, names, sums=False)
     inputs = dict(zip(sorted(position), jaxpr.invars, strict=False))
     moved = {inputs[n] for n in (*found, *following)}
     depends = {n: needed(jaxpr, [s])[1] & {*inputs.values()} for n, (s, _) in found.items()}
@@ -392,7 +392,7 @@ def _factors(model: Any, position: PyTree, rows: Any, names: Sequence[str]) -> d
 
 
 def _traced_factors(
-    model: Any, position: PyTree, rows: Any, names: Iterable[str]
+    model: Any, position: PyTree, rows: Any, names: Iterable[str], sums: bool = True
 ) -> tuple[Jaxpr, list, dict[str, tuple[Any, tuple]]]:
     """A program of all densities; the factors of some sites' values there, and their shapes."""
     plain = model.replace(shares={})
@@ -408,13 +408,13 @@ def _traced_factors(
     results = dict(zip(sorted(shapes), jaxpr.outvars, strict=True))
     for name in names:
         others = [x for n, x in results.items() if n != name]
-        if (factor := _factor_of(jaxpr, others, inputs[name])) is not None:
+        if (factor := _factor_of(jaxpr, others, inputs[name], sums)) is not None:
             found[name] = factor
     return jaxpr, traced.consts, found
 
 
-def _factor_of(jaxpr: Jaxpr, results: list, value: Any) -> tuple[Any, tuple] | None:
-    """What multiplies a value before anything else that results need, and the product's shape."""
+def _factor_of(jaxpr: Jaxpr, results: list, value: Any, sums: bool) -> tuple[Any, tuple] | None:
+    """What multiplies a value, or its ``sums``, before all else; the product's shape."""
     equations, variables = needed(jaxpr, results)
     makers = {x: e for e in equations for x in e.outvars}
     start, in_order = value, True
@@ -422,18 +422,18 @@ def _factor_of(jaxpr: Jaxpr, results: list, value: Any) -> tuple[Any, tuple] | N
         (user,) = users
         steps = [e.primitive.name for part in inner(user) for e in part.eqns]
         steps = steps or [user.primitive.name]
-        if not {*steps} <= {*RESHAPES, "cumsum", "dynamic_slice", "gather"}:
+        if not {*steps} <= {*RESHAPES, "gather", *("cumsum", "dynamic_slice") * sums}:
             break
         value = user.outvars[0]
         in_order &= {*steps} <= {*RESHAPES} and value.aval.size == start.aval.size
     if len(users) != 1:
         return None
-    if user.primitive.name == "scan":  # a value of each turn, and a factor of all turns
+    if user.primitive.name == "scan" and sums:  # a value of each turn, and a factor of all turns
         body, (number, carried) = user.params["jaxpr"].jaxpr, counts_of_scan(dict(user.params))
         ends = [
             x for k, x in enumerate(body.outvars) if k < carried or user.outvars[k] in variables
         ]
-        each = _factor_of(body, ends, body.invars[user.invars.index(value)])
+        each = _factor_of(body, ends, body.invars[user.invars.index(value)], sums)
         if each is None or each[0] not in body.invars[:number] or each[0].aval.size > 1:
             return None
         return user.invars[body.invars.index(each[0])], value.aval.shape
