@@ -230,15 +230,17 @@ def unmeasured(model: Any, position: PyTree, series: Series | None = None) -> Sh
 
 
 def find_sums(model: Any, position: PyTree) -> Series:
-    """Sites that may be the innovations of a series: long, normal, in a program that sums."""
+    """Long normal sites with a scale or a factor, in a program that sums: perhaps innovations."""
     if not _may_change(model):
         return {}
-    rows = _some_rows(model)
+    rows, scales = _some_rows(model), _scales_of_groups(model, position)
     program = str(jax.make_jaxpr(model.energy)(position, rows))
-    if not any(name in program for name in ("cumsum", "scan")):
+    if "cumsum" not in program and "scan" not in program:
         return {}
-    normal = jax.eval_shape(_scales_of_groups(model, position), position, rows)
-    return {n: Sum for n, x in normal.items() if x.shape[0] >= FEWEST_TIMES}
+    names = [n for n in jax.eval_shape(scales, position, rows) if len(position[n]) >= FEWEST_TIMES]
+    factors = _traced_factors(model, position, rows, names)[2]
+    found = {*factors, *_following(model, scales, position)}
+    return {n: Sum for n in names if n in found}
 
 
 def find_shares(
@@ -420,12 +422,12 @@ def _factor_of(jaxpr: Jaxpr, results: list, value: Any, sums: bool) -> tuple[Any
     start, in_order = value, True
     while len(users := [e for e in equations if value in e.invars]) == 1:
         (user,) = users
-        steps = [e.primitive.name for part in inner(user) for e in part.eqns]
-        steps = steps or [user.primitive.name]
-        if not {*steps} <= {*RESHAPES, "gather", *("cumsum", "dynamic_slice") * sums}:
+        steps = {e.primitive.name for part in inner(user) for e in part.eqns}
+        steps = steps or {user.primitive.name}
+        if not steps <= {*RESHAPES, "gather", *("cumsum", "dynamic_slice") * sums}:
             break
         value = user.outvars[0]
-        in_order &= {*steps} <= {*RESHAPES} and value.aval.size == start.aval.size
+        in_order &= steps <= {*RESHAPES} and value.aval.size == start.aval.size
     if len(users) != 1:
         return None
     if user.primitive.name == "scan" and sums:  # a value of each turn, and a factor of all turns
