@@ -20,7 +20,15 @@ from tiers import short
 
 from numpyro_geom import GGMC, SGHMC, SGRLD
 from numpyro_geom.chain import centre_in
-from numpyro_geom.model.centring import Path, Product, Sum, find_paths, find_shares, unmeasured
+from numpyro_geom.model.centring import (
+    Path,
+    Product,
+    Sum,
+    find_paths,
+    find_shares,
+    find_sums,
+    unmeasured,
+)
 from numpyro_geom.model.model import read
 
 SDS = np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
@@ -264,6 +272,31 @@ def test_what_is_a_product(effect: Any, found: bool) -> None:
     assert (set(unmeasured(read(model), position)) == {"z"}) is found
 
 
+@pytest.mark.parametrize(
+    ("scale", "effect", "found"),
+    [
+        (1.0, lambda z, tau, mu: tau * jnp.cumsum(z), True),
+        (1.0, lambda z, tau, mu: lax.scan(lambda x, z: (x + tau * z,) * 2, mu, z)[1], True),
+        (1.0, lambda z, tau, mu: mu * jnp.cumsum(z), False),  # not positive
+        (1.0, lambda z, tau, mu: lax.scan(lambda x, z: (x + mu * z,) * 2, mu, z)[1], False),
+        (1.0, lambda z, tau, mu: jnp.cumsum(z), False),  # no parameter
+        (None, lambda z, tau, mu: jnp.cumsum(z), True),
+        (None, lambda z, tau, mu: mu * jnp.cumsum(z), False),
+    ],
+)
+def test_what_may_be_a_sum(scale: Any, effect: Any, found: bool) -> None:
+    """Innovations with a positive factor, or a scale (None for tau) and no factor."""
+
+    def model() -> None:
+        mu = numpyro.sample("mu", dist.Normal(0, 5))
+        tau = numpyro.sample("tau", dist.HalfNormal(1))
+        z = numpyro.sample("z", dist.Normal(0, scale or tau).expand([40]).to_event(1))
+        numpyro.sample("y", dist.Normal(effect(z, tau, mu), 1).to_event(1), obs=jnp.ones(40))
+
+    position = {"mu": jnp.ones(()), "tau": jnp.zeros(()), "z": jnp.ones(40)}
+    assert (set(find_sums(read(model), position)) == {"z"}) is found
+
+
 def test_shares_do_not_depend_on_how_a_model_is_written() -> None:
     """Values z ~ N(0, 1) times tau have the shares of values ~ N(0, tau)."""
     sizes, y = (1, 4, 36, 100, 400), jnp.linspace(-1, 1, 541)
@@ -439,14 +472,11 @@ def walk(written: str, y: Any) -> None:
     tau = numpyro.sample("tau", dist.HalfNormal(1))
     sd = tau if written == "innovations" else 1.0
     z = numpyro.sample("z", dist.Normal(0, sd).expand([len(y)]).to_event(1))
-    if written == "innovations":
-        x = jnp.cumsum(z)
-    elif written == "cumsum":
-        x = tau * jnp.cumsum(z)
-    elif written == "stationary":
-        x = lax.scan(lambda x, z: (0.5 * x + tau * z,) * 2, 0.0, z)[1]
+    if written in ("cumsum", "innovations"):
+        x = (tau if written == "cumsum" else 1.0) * jnp.cumsum(z)
     else:
-        x = lax.scan(lambda x, z: (x + tau * z,) * 2, 0.0, z)[1]
+        kept = 0.5 if written == "stationary" else 1.0
+        x = lax.scan(lambda x, z: (kept * x + tau * z,) * 2, 0.0, z)[1]
     numpyro.sample("y", dist.Normal(x, 0.2).to_event(1), obs=y)
 
 

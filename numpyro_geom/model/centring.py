@@ -237,10 +237,10 @@ def find_sums(model: Any, position: PyTree) -> Series:
     program = str(jax.make_jaxpr(model.energy)(position, rows))
     if "cumsum" not in program and "scan" not in program:
         return {}
-    names = [n for n in jax.eval_shape(scales, position, rows) if len(position[n]) >= FEWEST_TIMES]
-    factors = _traced_factors(model, position, rows, names)[2]
-    found = {*factors, *_following(model, scales, position)}
-    return {n: Sum for n in names if n in found}
+    following = _following(model, scales, position)
+    found = {*_products(model, position, following, sums=True), *following}
+    found -= {*_traced_factors(model, position, rows, following)[2]}  # perhaps negative
+    return {n: Sum for n in sorted(found) if len(position[n]) >= FEWEST_TIMES}
 
 
 def find_shares(
@@ -344,17 +344,18 @@ def _some_rows(model: Any) -> Any:
 # Products
 
 
-def _products(model: Any, position: PyTree, following: list[str]) -> list[str]:
+def _products(model: Any, position: PyTree, following: list[str], sums: bool = False) -> list[str]:
     """The sites with normal values z that enter all other densities as s z alone, with s > 0.
 
-    The scale s depends on other sites, and not on those that are ``following`` or products.
+    With ``sums`` they may enter as sums of s z. The scale s depends on other sites, and not on
+    those that are ``following`` or products.
     """
     if not _may_change(model):
         return []
     rows = _some_rows(model)
     normal = jax.eval_shape(_scales_of_groups(model, position), position, rows)
     names = [n for n in normal if n not in following]
-    jaxpr, _, found = _traced_factors(model, position, rows, names, sums=False)
+    jaxpr, _, found = _traced_factors(model, position, rows, names, sums)
     inputs = dict(zip(sorted(position), jaxpr.invars, strict=False))
     moved = {inputs[n] for n in (*found, *following)}
     depends = {n: needed(jaxpr, [s])[1] & {*inputs.values()} for n, (s, _) in found.items()}

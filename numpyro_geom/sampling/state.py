@@ -73,7 +73,6 @@ class Adaptation(NamedTuple):
     Attributes:
         num_warmup: warm-up length in draws, int32 scalar.
         step_size_factor: factor on the step size of a Metropolis test, from acceptance.
-            With a Metropolis test the acceptance rate controls it as well.
         curvature: lam_H, largest absolute eigenvalue of A^{1/2} H A^{1/2}; the largest of the
             measurements in the second half of warm-up.
         flattest: smallest eigenvalue, or smallest absolute eigenvalue if the Hessian is indefinite;

@@ -413,8 +413,8 @@ def search_often(
     """`find_law` from several positions, and the choice of one end, in one loop.
 
     An end is chosen with about the probability of its mode, exp(-E U / tau) |det L|: the bound on
-    the evidence of its normal law. So chains start in different modes if
-    these have about the same mass. The first search starts at ``position``.
+    the evidence of its normal law. So chains start in different modes if these have about the same
+    mass. The first search starts at ``position``.
     """
     tau, dtype = rule_temperature(target.temperature), position.dtype
 
