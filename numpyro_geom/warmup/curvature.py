@@ -17,6 +17,7 @@ from ..model.arrowhead import Layout
 from ..model.derivatives import jvp, linearize
 from ..model.model import CURVATURE_ROWS
 from ..model.potential import Potential
+from ..model.scale import LowRankRoot
 from ..sampling.algorithm import rule_temperature
 from ..sampling.settings import DENSE_LIMIT
 from ..sampling.state import Adaptation
@@ -28,8 +29,7 @@ ROWS_PER_PARAMETER = 4
 """Rows per parameter from which products with a Hessian are taken, at least. The eigenvalues of a
 Hessian that is the identity then come out between .25 and 2.25."""
 PROBES = 24
-"""Number of random vectors in each round that estimates a diagonal."""
-ROUNDS = 3
+"""Number of random vectors that estimate a diagonal."""
 SHIFT_PROBES = 8
 """Number of probes that also tell what noise does to means."""
 FAR = 0.99
@@ -386,49 +386,37 @@ def _on_other_rows(
 
 def diagonal_curvature(
     potential: Potential,
-    position: PyTree,
+    position: jax.Array,
     rng_key: jax.Array,
-    explained: tuple | None = None,
-    before: jax.Array | None = None,
+    before: jax.Array,
+    root: LowRankRoot,
 ) -> jax.Array:
     """Estimate of the diagonal of |H|, shape (D,), from products with random vectors of signs.
 
     Each product uses other rows, so that a group with few rows is also seen. The vectors are scaled
-    by the result of the previous round; with ``before`` there is one round. Otherwise the stiffest
-    parameters would hide the others. An entry below the noise of its estimate counts as that noise.
-
-    ``explained`` are W and t of a part W' diag(t) W of H that is known, shapes (r, D) and (r,).
-    Only the rest is estimated, which has less noise if W are stiff directions.
+    by an estimate ``before``. Otherwise the stiffest parameters would hide the others. An entry
+    below the noise of its estimate counts as that noise. What the stiff directions of a ``root`` of
+    H^-1 explain is not estimated, so the rest has less noise.
     """
-    flat, unravel = ravel(position)
-    if explained is None:
-        explained = jnp.zeros((0, flat.size), flat.dtype), flat[:0]
-    directions, values = explained
+    width = before**-0.5
+    directions, values = root.vectors / root.outer, jnp.maximum(root.factors**-2 - 1, 0)
     own = jnp.sum(values[:, None] * directions**2, axis=0)
 
-    def closer(round_: jax.Array, curvature: jax.Array) -> jax.Array:
-        width = curvature**-0.5
+    def look(k: jax.Array, sums: tuple) -> tuple:
+        key = random.fold_in(rng_key, k)
+        batch = potential.curvature_batch(key)
+        signs = jnp.sign(scattered_floats(key_word(key), position.size, position.dtype))
+        product = jvp(jax.grad(lambda x: potential.energy(x, batch)), position, signs * width)[1]
+        product -= matmul(values * matmul(directions, signs * width), directions)
+        entries = own + signs * product / width
+        return sums[0] + entries, sums[1] + entries**2
 
-        def look(k: jax.Array, sums: tuple) -> tuple:
-            key = random.fold_in(rng_key, round_ * PROBES + k)
-            batch = potential.curvature_batch(key)
-            signs = jnp.sign(scattered_floats(key_word(key), flat.size, flat.dtype))
-            grad = jax.grad(lambda x: potential.energy(unravel(x), batch))
-            product = jvp(grad, flat, signs * width)[1]
-            product -= matmul(values * matmul(directions, signs * width), directions)
-            entries = own + signs * product / width
-            return sums[0] + entries, sums[1] + entries**2
-
-        zeros = jnp.zeros_like(flat)
-        total, squares = lax.fori_loop(0, PROBES, look, (zeros, zeros))
-        mean = total / PROBES
-        variance = jnp.maximum(squares / PROBES - mean**2, 0.0)
-        found = jnp.sqrt(mean**2 + variance / PROBES)
-        return jnp.where(jnp.isfinite(found) & (found > 0), found, curvature)
-
-    if before is not None:
-        return closer(jnp.int32(0), before)
-    return lax.fori_loop(0, ROUNDS, closer, jnp.ones_like(flat))
+    zeros = jnp.zeros_like(position)
+    total, squares = lax.fori_loop(0, PROBES, look, (zeros, zeros))
+    mean = total / PROBES
+    variance = jnp.maximum(squares / PROBES - mean**2, 0.0)
+    found = jnp.sqrt(mean**2 + variance / PROBES)
+    return jnp.where(jnp.isfinite(found) & (found > 0), found, before)
 
 
 def _parts(potential: Potential, size: int) -> int:

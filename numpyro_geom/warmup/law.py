@@ -77,7 +77,7 @@ WIDTH = 2.0
 
 FEWEST, MOST = 10, 100
 """Rounds after Adam's, at least and at most."""
-MOVES_ON = 0.7
+MOVES_ON = 0.5
 """Mean of a shared parameter's last steps, in longest steps, from which it moves on. Steps that are
 noise go back and forth."""
 LEAST_SHARE = 0.3
@@ -230,7 +230,7 @@ class _Rounds(NamedTuple):
         centre: m.
         mean: the mean Hessian.
         root: L.
-        width: share of L for the next draws.
+        width: share of L for the next draws; at first 0 where L is not known yet.
         share: of the next Hessian in the mean Hessian.
         moves: mean of the shared parameters' last steps.
         longest: longest step of a parameter, in sds.
@@ -278,7 +278,7 @@ def find_law(
         position = jnp.where(target.is_usable(found), found, position)
     look, mean, root = _kind(potential, layout, position, width, low_rank)
     fewest, most = (FEWEST, MOST) if searching else (1, 1)
-    shortest = jnp.asarray(tau**0.5, dtype)
+    shortest, near = jnp.asarray(tau**0.5, dtype), jnp.asarray(target.near)
 
     def one_round(now: _Rounds) -> _Rounds:
         key = random.fold_in(rng_key, 2 + now.number)
@@ -289,7 +289,9 @@ def find_law(
         energy, gradient, mean, root, mover = look(places, now.root, (now.mean, now.share), key)
         step = jnp.clip(mover.transposed_times(gradient), -now.longest, now.longest)
         last = step if layout is None else layout.parts(step)[0]
-        moves = _between(jnp.asarray(LEAST_SHARE, dtype), now.moves, last)
+        moves = _between(
+            jnp.maximum(LEAST_SHARE, 1 / (1 + now.number)).astype(dtype), now.moves, last
+        )
         onward = jnp.where(moves * last > 0, jnp.minimum(jnp.abs(moves), jnp.abs(last)), 0)
         centre = now.centre
         if moving:
@@ -297,8 +299,9 @@ def find_law(
         good = all_finite((centre, root)) & target.is_usable(centre)
         risen = ~(good & (energy <= now.level + tau * size))
         far = jnp.any(onward >= MOVES_ON * shortest) | risen
-        longer = jnp.where(jnp.any(onward >= MOVES_ON * now.longest), 4, 1) * now.longest
-        wider = jnp.minimum(jnp.where(now.number == 0, 1, 2 * now.width), 1)
+        begins = now.number == 0  # L was not known yet
+        longer = ~begins & jnp.any(onward >= MOVES_ON * now.longest)
+        wider = jnp.minimum(jnp.where(begins, 1, 2 * now.width), 1)
         fallen = now._replace(
             centre=centre,
             mean=mean,
@@ -308,19 +311,19 @@ def find_law(
             draw=now.centre + away[0],
         )
         halfway = now._replace(centre=(now.back + now.centre) / 2)
-        number, share = now.number + 1, now.share / (1 + now.share)
+        number, share = now.number + 1, now.share / jnp.where(begins, 1, 1 + now.share)
         return tree_where(risen, halfway, fallen)._replace(
             number=number,
             finished=(number >= fewest) & (~far | (number >= most)),
             width=jnp.where(risen, now.width / 2, wider),
             share=jnp.where(far, jnp.maximum(share, LEAST_SHARE), share),
             moves=moves,
-            longest=jnp.where(far & ~risen, longer, shortest),
+            longest=jnp.where(far & ~risen, jnp.where(longer, 4, 1) * now.longest, shortest),
         )
 
     zero, no, origin = jnp.zeros((), dtype), jnp.asarray(False), 0 * position
     infinite, moves = zero + jnp.inf, origin if layout is None else layout.parts(origin)[0]
-    law = position, mean, root, jnp.asarray(searching, dtype), zero + 1
+    law = position, mean, root, zero + (searching & ~near), zero + 1
     steps = moves, shortest, position, infinite, position
     begun = _Rounds(jnp.int32(0), no, *law, *steps)
     end = lax.while_loop(lambda now: ~now.finished, one_round, begun)
@@ -365,20 +368,18 @@ def _kind(
     def of_rank(places: jax.Array, root: Any, before: tuple, rng_key: jax.Array) -> tuple:
         energy, gradient = _on_all_rows(potential, places, rng_key)
         mean, share = before
-        if not low_rank:
-            found = diagonal_curvature(potential, places[0], rng_key, before=mean)
-            mean = _between(share, mean, found)
-            root = diagonal_root(mean**-0.5)
-            return energy, gradient, mean, root, root
         centre = jnp.mean(places, axis=0)
 
         def around(x: jax.Array, rows: Any) -> jax.Array:
             return jnp.mean(jnp.stack([potential.energy(x + y - centre, rows) for y in places]))
 
         middle = potential._replace(energy=around)
-        mover, known = low_rank_root(middle, centre, gradient, rng_key)
-        root = replace(mover, factors=jnp.where(known, mover.factors, 1))
-        return energy, gradient, mean, root, mover
+        root = mover = diagonal_root(mean**-0.5)
+        if low_rank:
+            mover, known = low_rank_root(middle, centre, root.outer, gradient, rng_key)
+            root = replace(mover, factors=jnp.where(known, mover.factors, 1))
+        found = diagonal_curvature(middle, centre, rng_key, mean, mover)
+        return energy, gradient, _between(share, mean, found), root, mover
 
     def of_arrow(places: jax.Array, root: Any, before: tuple, rng_key: jax.Array) -> tuple:
         asked = potential
@@ -397,7 +398,8 @@ def _kind(
 
     if layout is None:
         rank = min(LOW_RANK_PRODUCTS, position.size) if low_rank else 0
-        return of_rank, width**-2, diagonal_root(width, rank)
+        root = diagonal_root(width, rank)
+        return of_rank, width**-2, root
     parents = find_parents(potential, position, layout)
     unit, shared = unit_root(layout, width.dtype, parents), layout.parts(width)[0]
     root = unit.then(MatrixRoot(jnp.diag(shared), jnp.diag(1 / shared)), width)

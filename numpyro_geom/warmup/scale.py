@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.flatten_util import ravel_pytree as ravel
 
 from .._linalg import MatrixRoot, balanced_roots
@@ -27,7 +26,7 @@ from ..model.scale import LowRankRoot, Scale, scale_about
 from ..sampling.algorithm import rule_temperature
 from ..sampling.settings import Settings, SiteBlocks
 from ..sampling.state import SGState, is_by_site
-from .curvature import chance, diagonal_curvature, hessian_at
+from .curvature import chance, hessian_at
 from .lanczos import ritz_vectors
 
 LOW_RANK_PRODUCTS = 64
@@ -86,31 +85,25 @@ def diagonal_root(width: jax.Array, rank: int = 0) -> LowRankRoot:
 
 
 def low_rank_root(
-    potential: Potential, flat: jax.Array, towards: jax.Array, rng_key: jax.Array
+    potential: Potential,
+    flat: jax.Array,
+    diagonal: jax.Array,
+    towards: jax.Array,
+    rng_key: jax.Array,
 ) -> tuple[LowRankRoot, jax.Array]:
     """L with L L' about |H|^-1 at a vector, and which of its directions are known well.
 
-    ``towards`` is a vector such as a gradient g: ``L L' g`` is then the step of conjugate
-    gradients.
+    ``diagonal`` is diag(|H|)^-1/2. ``towards`` is a vector such as a gradient g: ``L L' g`` is then
+    the step of conjugate gradients.
     """
     product = hessian_at(potential, flat, rng_key)
     low, high = chance(potential, flat.size)
-
-    def closer(_: jax.Array, seen: tuple) -> tuple:
-        diagonal, (values, vectors, errors) = seen
-        stiff = values > OUTLIER**2 * high * jnp.median(values)
-        stiff &= errors <= MOST_COUPLED * values
-        stiff = jnp.where(stiff, values, 0)
-        diagonal = diagonal_curvature(potential, flat, rng_key, (vectors / diagonal, stiff)) ** -0.5
-        found = ritz_vectors(
-            lambda v: diagonal * product(diagonal * v), flat.size, diagonal * towards, rank
-        )
-        usable = all_finite(found)
-        return diagonal, tuple(jnp.where(usable, x, 0) for x in found)
-
-    rank, ones = min(LOW_RANK_PRODUCTS, flat.size), jnp.ones_like(flat)
-    nothing = 0 * ones[:rank], jnp.zeros((rank, flat.size), flat.dtype), ones[:rank]
-    diagonal, (values, vectors, errors) = lax.fori_loop(0, 2, closer, (ones, nothing))
+    rank = min(LOW_RANK_PRODUCTS, flat.size)
+    found = ritz_vectors(
+        lambda v: diagonal * product(diagonal * v), flat.size, diagonal * towards, rank
+    )
+    finite = all_finite(found)
+    values, vectors, errors = (jnp.where(finite, x, 0) for x in found)
     usable = jnp.any(values != 0)
     sizes = jnp.abs(values)
     least = 8 * jnp.finfo(flat.dtype).eps * jnp.max(sizes)
