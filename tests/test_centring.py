@@ -522,6 +522,26 @@ def test_a_walk_may_be_written_by_its_innovations(written: str) -> None:
     assert abs(squares.mean() - 1) < 0.1
 
 
+@pytest.mark.parametrize("key", short([0, 1, 2], kept=[1]))
+def test_the_law_of_a_start_has_arrived_at_the_scale_of_a_series(key: int) -> None:
+    """Each step towards the scale is short, because the path follows the scale."""
+    num_times = 500
+    level = np.cumsum(0.1 * np.random.default_rng(8).normal(size=num_times))
+    y = np.exp(level / 2) * np.random.default_rng(9).normal(size=num_times)
+
+    def model() -> None:
+        s = numpyro.sample("s", dist.Exponential(10.0))
+        m = numpyro.sample("m", dist.Normal(0, 2))
+        h = numpyro.sample("h", dist.GaussianRandomWalk(s, num_steps=num_times))
+        numpyro.sample("y", dist.Normal(0, jnp.exp((m + h) / 2)), obs=jnp.asarray(y, jnp.float32))
+
+    state = SGHMC(model).init(random.key(key), 100, None, (), {})
+    found = ravel_pytree(state.z)[1](state.scale.centre)
+    # of log s by NUTS on the sums of innovations, with an effective sample size of 860
+    mean, sd = -2.341, 0.238
+    assert abs(found["s"] - mean) < 1.5 * sd
+
+
 def test_other_starts_and_metrics() -> None:
     data = jnp.asarray(SDS), jnp.asarray(EFFECTS)
     kernel = SGRLD(schools, metric="rmsprop", dense_mass=False)

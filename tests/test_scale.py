@@ -35,6 +35,7 @@ from numpyro_geom.model.scale import LowRankRoot, scale_about
 from numpyro_geom.sampling.state import Target, init_adaptation
 from numpyro_geom.warmup.curvature import chance, diagonal_curvature, hessian_at, measure
 from numpyro_geom.warmup.law import find_law
+from numpyro_geom.warmup.scale import diagonal_root
 
 PyTree = Any
 
@@ -449,9 +450,11 @@ def test_many_parameters_have_a_diagonal_from_curvature(batch_size: int | None) 
     data = grouped_rows()
     rows, groups, y = data
     plan = read_subsampling(grouped, data, {}, batch_size)
-    potential = Model(grouped, data, {}, plan).potential()
-    position = {"w": jnp.zeros(2), "effects": jnp.zeros(300)}
-    found = diagonal_curvature(potential, position, random.key(0))
+    unravel = ravel_pytree({"w": jnp.zeros(2), "effects": jnp.zeros(300)})[1]
+    potential = in_coordinates(Model(grouped, data, {}, plan).potential(), unravel)
+    found, root = jnp.ones(302), diagonal_root(jnp.ones(302))
+    for k in range(3):
+        found = diagonal_curvature(potential, jnp.zeros(302), random.key(k), found, root)
     sizes = np.bincount(groups, minlength=300)
     exact = np.append(sizes / 0.25 + 1, np.sum(np.square(rows), axis=0) / 0.25 + 1 / 25)
     # 24 probes, each of a share f of the rows: of n rows in a group f n are seen, give or take

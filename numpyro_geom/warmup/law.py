@@ -398,8 +398,7 @@ def _kind(
 
     if layout is None:
         rank = min(LOW_RANK_PRODUCTS, position.size) if low_rank else 0
-        root = diagonal_root(width, rank)
-        return of_rank, width**-2, root
+        return of_rank, width**-2, diagonal_root(width, rank)
     parents = find_parents(potential, position, layout)
     unit, shared = unit_root(layout, width.dtype, parents), layout.parts(width)[0]
     root = unit.then(MatrixRoot(jnp.diag(shared), jnp.diag(1 / shared)), width)
