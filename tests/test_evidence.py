@@ -13,6 +13,7 @@ import pytest
 from jax import random
 from scipy import stats
 from scipy.special import logsumexp
+from tiers import short
 
 from numpyro_geom import RiemannianLaplace, diagnose, to_inference_data
 from numpyro_geom.laplace import LaplaceDraws
@@ -59,7 +60,7 @@ def test_of_a_normal_posterior_it_is_exact(columns: int, settings: dict) -> None
     assert error < 3e-3  # of weights near -300 in 32 bits
 
 
-@pytest.mark.parametrize("columns", [1, 19])
+@pytest.mark.parametrize("columns", short([1, 19], kept=[19]))
 def test_with_a_bounded_site_it_is_right_within_its_error(columns: int) -> None:
     """y has a multivariate t distribution. Four standard errors: once in 16,000 runs."""
     X, y = rows(300, columns)
@@ -89,7 +90,7 @@ def test_of_groups_it_is_that_of_the_law() -> None:
     assert draws.log_evidence()[0] == pytest.approx(exact, abs=0.01)
 
 
-@pytest.mark.parametrize("data", ["synthetic", "breast cancer"])
+@pytest.mark.parametrize("data", short(["synthetic", "breast cancer"], kept=["breast cancer"]))
 def test_of_a_logistic_regression_it_is_that_of_importance_sampling(data: str) -> None:
     def logistic(X: Any, y: Any) -> None:
         w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))

@@ -174,7 +174,6 @@ def test_large_indices_do_not_deadlock(chain_method, monkeypatch):
     assert done
 
 
-@pytest.mark.arviz
 def test_log_likelihood_of_all_rows():
     mcmc = run_mcmc(SGRLD(model, **FIXED), HostRows(X), HostRows(Y))
     with warnings.catch_warnings():
@@ -186,7 +185,6 @@ def test_log_likelihood_of_all_rows():
 
 
 @pytest.mark.slow
-@pytest.mark.arviz
 def test_diagnose_says_the_same():
     texts = []
     for data in ((HostRows(X), HostRows(Y)), (X, Y)):

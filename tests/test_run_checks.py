@@ -127,7 +127,6 @@ def test_steps_between_kept_draws_count() -> None:
         assert checks_in(thinned)[name].value == pytest.approx(2 * checks_in(every)[name].value)
 
 
-@pytest.mark.arviz
 def test_minibatch_noise_is_measured_and_binds() -> None:
     mcmc = run(divergence="none", potential_fn=stochastic)
     assert "minibatch noise binds" in checks_in(mcmc)[BIAS].where
@@ -137,7 +136,6 @@ def test_minibatch_noise_is_measured_and_binds() -> None:
     assert 3 < noise < 4 + 5 * 0.5
 
 
-@pytest.mark.arviz
 def test_where_nothing_was_measured() -> None:
     # far beyond the tolerance, which cannot be known
     found = checks_in(plain(step_size=0.2, num_steps=3))
@@ -178,7 +176,6 @@ def test_facts_of_a_momentum_whose_terms_do_not_bind() -> None:
     assert "acceptance_rate" not in to_inference_data(mcmc).sample_stats
 
 
-@pytest.mark.arviz
 def test_facts_where_a_thermostat_takes_noise() -> None:
     mcmc = run(SGNHT, draws=100, potential_fn=stochastic)
     found, state = checks_in(mcmc), mcmc.last_state
@@ -210,7 +207,6 @@ def test_facts_of_an_exact_kernel() -> None:
         np.testing.assert_array_equal(stats[name], of_state[field])
 
 
-@pytest.mark.arviz
 def test_adjusted_and_noiseless_runs() -> None:
     fixed = {"step_size": 0.1, "num_steps": 2}
     found = checks_in(run(divergence="frozen", adjusted=True, **fixed))
@@ -220,7 +216,6 @@ def test_adjusted_and_noiseless_runs() -> None:
     assert TEMPERATURE not in cold
 
 
-@pytest.mark.arviz
 def test_a_given_step_size_beyond_the_tolerance() -> None:
     # h lam_H / 2 = 0.2 * 4 / 2 = 0.4, four times the tolerance
     found = checks_in(plain(step_size=0.2))[BIAS]

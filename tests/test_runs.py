@@ -172,7 +172,6 @@ def group_names(idata):
     return {name.strip("/") for name in names} - {""}
 
 
-@pytest.mark.arviz
 @pytest.mark.parametrize("kind", short(["sgrld", "nuts"], kept=["sgrld"]))
 def test_a_model_interrupted_and_made_longer(tmp_path, kind, capsys):
     x = random.normal(random.key(1), (30, 2))

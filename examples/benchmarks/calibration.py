@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from common import TABLES, in_process, kept_cells, versions
+from common import TABLES, head, in_process, kept_cells, versions
 from jax import random
 from numpyro.distributions.transforms import OrderedTransform
 from numpyro.infer import MCMC, NUTS
@@ -268,7 +268,7 @@ def cell(found: dict[str, Any], level: float) -> str:
 
 def table(found: dict[tuple[str, str], dict[str, Any]]) -> str:
     kept = kept_cells(TABLE)
-    lines = [f"| model | {' | '.join(METHODS)} |", "|---" * (len(METHODS) + 1) + "|"]
+    lines = head("model", *METHODS)
     right = [key for key in found if key[1] != WRONG]
     level = LEVEL / len(right)
     for name in MODELS:

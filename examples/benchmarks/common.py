@@ -1,4 +1,4 @@
-"""What the benchmarks share: runs in processes of their own, and tables that keep their lines."""
+"""What the benchmarks share: a model, chains, runs in processes of their own, and tables."""
 
 from __future__ import annotations
 
@@ -10,9 +10,35 @@ from typing import Any
 
 import jax
 import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC
 
 DOCS = Path(__file__).parents[2] / "docs"
 TABLES = DOCS / "tables"
+
+
+def logistic(X: Any, y: Any, subsample_size: int | None = None, scale: float = 1.0) -> None:
+    """Logistic regression; only HMCECS passes a subsample size."""
+    w = numpyro.sample("w", dist.Normal(0, scale).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("data", X.shape[0], subsample_size=subsample_size) as i:
+        numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=y[i])
+
+
+def chains(kernel: Any, num_warmup: int, num_samples: int, num_chains: int = 4) -> MCMC:
+    """Vectorised chains, not yet run."""
+    lengths = {"num_warmup": num_warmup, "num_samples": num_samples, "num_chains": num_chains}
+    return MCMC(kernel, **lengths, chain_method="vectorized", progress_bar=False)
+
+
+def memory(field: str) -> float:
+    """A figure of this process in MB, from Linux; `getrusage` would include the parent's."""
+    text = Path("/proc/self/status").read_text()
+    return float(text.partition(f"{field}:")[2].split()[0]) / 1024
+
+
+def head(*titles: str) -> list[str]:
+    """The first two lines of a table."""
+    return [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
 
 
 def versions() -> str:

@@ -15,7 +15,6 @@ import argparse
 import itertools
 import json
 import os
-import resource
 import tempfile
 import time
 import warnings
@@ -25,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
-from common import TABLES, in_process
+from common import TABLES, head, in_process, memory
 from jax import random
 from numpyro.infer import MCMC, NUTS
 from speed import logistic, logistic_rows
@@ -135,17 +134,13 @@ def one(model: str, kernel: str) -> None:
     fn, args = MODELS[model]()
     jax.block_until_ready(args)
     mcmc = MCMC(KERNELS[kernel](fn), num_warmup=DRAWS, num_samples=DRAWS, progress_bar=False)
-    before, start, wall = _peak(), time.process_time(), time.perf_counter()
+    before, start, wall = memory("VmHWM"), time.process_time(), time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         mcmc.run(random.key(2), *args)
         jax.block_until_ready(mcmc.last_state)
-    found = time.process_time() - start, time.perf_counter() - wall, _peak() - before
+    found = time.process_time() - start, time.perf_counter() - wall, memory("VmHWM") - before
     print(json.dumps(found))
-
-
-def _peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def measured(model: str, kernel: str, folder: str) -> tuple[float, float, float]:
@@ -187,14 +182,14 @@ def main() -> None:
     if arguments.one:
         one(*arguments.one)
         return
-    head = (
+    ours, memories = ("SGRLD", "SGHMC", "GGMC"), ("megabytes: NUTS", "SGHMC")
+    about = (
         f"{DRAWS} draws of warm-up and {DRAWS} draws, one chain, jax {jax.__version__}. CPU "
-        "seconds of NUTS, and ratios to them.\n\n| model | first process: NUTS | SGRLD | SGHMC "
-        "| GGMC | second: NUTS | SGRLD | SGHMC | GGMC | megabytes: NUTS | SGHMC |\n"
-        + "|---" * 11
-        + "|"
+        "seconds of NUTS, and ratios to them.\n"
     )
-    print(head)
+    titles = "first process: NUTS", *ours, "second: NUTS", *ours, *memories
+    top = [about, *head("model", *titles)]
+    print("\n".join(top))
     for model in arguments.models:
         found = row_of(model)
         print(found)
@@ -202,7 +197,7 @@ def main() -> None:
             lines = TABLE.read_text().splitlines() if TABLE.exists() else []
             known = {m: [x for x in lines if x.startswith(f"| {_title(m)} |")] for m in MODELS}
             known[model] = [found]
-            TABLE.write_text("\n".join([head, *itertools.chain(*known.values())]) + "\n")
+            TABLE.write_text("\n".join([*top, *itertools.chain(*known.values())]) + "\n")
 
 
 if __name__ == "__main__":

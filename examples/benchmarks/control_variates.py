@@ -15,11 +15,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
-from common import TABLES
+from common import TABLES, head, logistic
 from jax import random
 from numpyro.infer import HMCECS, NUTS
+from regression import laplace
 from rivals import Clock, OutOfTimeError, Problem, of_kernel
 
 from numpyro_geom import GGMC, SGHMC, SGRLD
@@ -29,14 +28,7 @@ NUM_COLUMNS = 20
 TOLERANCE = 0.05
 ENOUGH = 50
 """Smallest number of effective draws for an estimate of it."""
-HEAD = "| sampler | mean error; sd ratios | ESS/s of sampling | ESS/s, all included |"
-
-
-def logistic(X: Any, y: Any, subsample_size: int | None = None) -> None:
-    """The model of the whole page; only HMCECS passes a subsample size."""
-    w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
-    with numpyro.plate("data", X.shape[0], subsample_size=subsample_size) as i:
-        numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=y[i])
+HEAD = head("sampler", "mean error; sd ratios", "ESS/s of sampling", "ESS/s, all included")
 
 
 def problem_of(num_rows: int) -> Problem:
@@ -45,12 +37,7 @@ def problem_of(num_rows: int) -> Problem:
     X = random.normal(key_x, (num_rows, NUM_COLUMNS))
     w = random.normal(key_w, (NUM_COLUMNS,)) / NUM_COLUMNS**0.5
     y = random.bernoulli(key_y, jax.nn.sigmoid(X @ w)).astype(jnp.int32)
-    # in double precision: a sum over all rows in single precision is off by a part of a deviation
-    wide, labels, mode = np.asarray(X, np.float64), np.asarray(y, np.float64), np.zeros(NUM_COLUMNS)
-    for _ in range(8):  # Newton's method
-        p = 1 / (1 + np.exp(-wide @ mode))
-        hessian = wide.T @ (wide * (p * (1 - p))[:, None]) + np.eye(NUM_COLUMNS)
-        mode = mode - np.linalg.solve(hessian, wide.T @ (p - labels) + mode)
+    mode, hessian = laplace(X, y, prior_sd=1.0)
     sd = np.sqrt(np.diag(np.linalg.inv(hessian)))
     return Problem(logistic, (X, y), mode, sd, float(np.linalg.cond(hessian)))
 
@@ -86,7 +73,7 @@ def methods(problem: Problem) -> dict[str, Callable]:
 def table(num_rows: int, seconds: float) -> str:
     """All samplers at one number of rows."""
     problem = problem_of(num_rows)
-    lines = [f"**{num_rows:,} rows x {NUM_COLUMNS} columns.**", "", HEAD, "|---" * 4 + "|"]
+    lines = [f"**{num_rows:,} rows x {NUM_COLUMNS} columns.**", "", *HEAD]
     for name, run in methods(problem).items():
         jax.clear_caches()  # no method finds programs that another one has compiled
         try:

@@ -20,9 +20,8 @@ from typing import Any
 import jax
 import numpy as np
 import posteriors as P
-from common import TABLES
+from common import TABLES, chains, head
 from jax import random
-from numpyro.infer import MCMC
 
 from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Monge, to_inference_data
 from numpyro_geom._numpyro import holding
@@ -111,14 +110,7 @@ def runs(posterior: P.Posterior, label: str, num_samples: int) -> Iterator[tuple
             state, chunk = advance(state)
             chunks.append(jax.tree.map(lambda x: np.swapaxes(x, 0, 1), jax.device_get(chunk)))
         found = jax.tree.map(lambda *x: np.concatenate(x, 1), *chunks)
-        mcmc = MCMC(
-            kernel,
-            num_warmup=WARMUP,
-            num_samples=draws,
-            num_chains=CHAINS,
-            chain_method="vectorized",
-            progress_bar=False,
-        )
+        mcmc = chains(kernel, WARMUP, draws, CHAINS)
         # `mcmc.run` would compile the kernel anew for every run
         draws = jax.device_get(constrain(found.pop("z")))
         mcmc = holding(mcmc, (args, {}), {"z": draws, **found}, state)
@@ -193,17 +185,17 @@ def table(done: dict[str, Any]) -> str:
         kept = [[run for run in group if keep(run)] for group in groups]
         return " | ".join(f"{sum(bool(flagged(r)) for r in g)} of {len(g)}" for g in kept)
 
-    head = "above 10% | 3% to 10% | below 3% |\n|---|---|---|---|"
-    lines = [f"| flagged runs, by kernel | {head}"]
+    shares = "above 10%", "3% to 10%", "below 3%"
+    lines = head("flagged runs, by kernel", *shares)
     for label in dict.fromkeys(run["kernel"] for run in found):
         lines.append(f"| {label} | {cells(lambda r, k=label: r['kernel'] == k, flags)} |")
     lines.append(f"| **all** | {cells(lambda r: True, flags)} |")
     kept = cells(lambda r: setting(r) != f"{SHORT} draws", flags)
     lines.append(f"| **all that were not stopped early** | {kept} |")
-    lines += ["", f"| by setting | {head}"]
+    lines += ["", *head("by setting", *shares)]
     for kind in ("as is", f"{SHORT} draws", "larger step"):
         lines.append(f"| {kind} | {cells(lambda r, k=kind: setting(r) == k, flags)} |")
-    lines += ["", f"| flagged by | {head}"]
+    lines += ["", *head("flagged by", *shares)]
     for reason, names in REASONS.items():
         lines.append(
             f"| {reason} | {cells(lambda r: True, lambda r, n=names: n & set(flags(r)))} |"
@@ -211,11 +203,8 @@ def table(done: dict[str, Any]) -> str:
     rest = "all but the bias of the step size"
     known = REASONS["bias of the step size"]
     lines.append(f"| {rest} | {cells(lambda r: True, lambda r: set(flags(r)) - known)} |")
-    lines += [
-        "",
-        "| missed, or flagged without need | kernel | setting | true error | flagged by |",
-        "|---|---|---|---|---|",
-    ]
+    titles = "kernel", "setting", "true error", "flagged by"
+    lines += ["", *head("missed, or flagged without need", *titles)]
     for run in found:
         missed, needless = run not in right and not flags(run), run in right and flags(run)
         if missed or needless:

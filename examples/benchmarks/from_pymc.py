@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from datetime import date
 from importlib.metadata import version
-from pathlib import Path
 
 import bambi
 import jax
@@ -21,13 +20,14 @@ import numpyro
 import numpyro.distributions as dist
 import pandas as pd
 import pymc as pm
+from common import TABLES, head
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC
 from pymc.sampling.jax import get_jaxified_logp
 
 from numpyro_geom import SGHMC
 
-TABLE = Path(__file__).parents[2] / "docs" / "tables" / "from_pymc.md"
+TABLE = TABLES / "from_pymc.md"
 EFFECTS = np.array([1.0, -1.0, 0.5, 0.0, 0.2])
 LENGTH = {"num_warmup": 1000, "num_samples": 1000, "progress_bar": False}
 
@@ -80,7 +80,7 @@ METHODS = {"PyMC's NUTS": nuts, "`potential_fn`": density, "in NumPyro": native}
 
 def main() -> None:
     """Run all sizes, and write the table."""
-    lines = ["| rows | way | seconds | ESS | ESS per second |", "|---|---|---|---|---|"]
+    lines = head("rows", "way", "seconds", "ESS", "ESS per second")
     for rows in (2_000, 50_000, 500_000):
         rng = np.random.default_rng(0)
         X = rng.normal(size=(rows, len(EFFECTS)))

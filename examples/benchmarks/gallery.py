@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from common import DOCS, TABLES, chains, logistic
 from jax.flatten_util import ravel_pytree
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC
@@ -25,7 +25,6 @@ from numpyro.infer.util import log_density
 
 from numpyro_geom import SGHMC, SGRLD
 
-DOCS = Path(__file__).parents[2] / "docs"
 GREY, COLOURS = "#808080", ("#e07b39", "#5c7cfa", "#808080", "#15aabf")
 STYLE = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), GREY),
@@ -41,7 +40,7 @@ Rows = list[dict[str, str]]
 
 def table(name: str) -> Rows:
     """Rows of the first table of a file by the names of columns; a second one alike is "name 2"."""
-    text = (DOCS / "tables" / f"{name}.md").read_text()
+    text = (TABLES / f"{name}.md").read_text()
     lines = re.search(r"(^\|.*\n)+", text, re.M)[0].splitlines()
     head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     head = [f"{x} 2" if x in head[:k] else x for k, x in enumerate(head)]
@@ -98,22 +97,9 @@ def digits(ax: plt.Axes) -> None:
 
 def progress(ax: plt.Axes) -> None:
     """Means of four chains as their draws come in."""
-
-    def model(X, y):
-        w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
-        with numpyro.plate("data", X.shape[0]) as i:
-            numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=y[i])
-
     X = jax.random.normal(jax.random.key(0), (20_000, 3))
     y = dist.Bernoulli(logits=X @ jnp.array([1.0, -1.0, 0.0])).sample(jax.random.key(1))
-    mcmc = MCMC(
-        SGHMC(model, batch_size=64),
-        num_warmup=200,
-        num_samples=1000,
-        num_chains=4,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
+    mcmc = chains(SGHMC(logistic, batch_size=64), 200, 1000)
     mcmc.run(jax.random.key(2), X, y)
     draws = np.asarray(mcmc.get_samples(group_by_chain=True)["w"][..., 0])
     number = np.arange(1, draws.shape[1] + 1)

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from common import TABLES, in_process
+from common import TABLES, head, in_process, logistic
 from jax import random
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
@@ -307,12 +307,7 @@ def regression(num_columns: int = 1000, num_rows: int = 100_000) -> tuple:
     w = 0.1 * rng.normal(size=num_columns) / 20**0.5
     y = rng.uniform(size=num_rows) < 1 / (1 + np.exp(-X @ w))
 
-    def model(X: Any, y: Any) -> None:
-        w = numpyro.sample("w", dist.Normal(0, 1).expand([num_columns]).to_event(1))
-        with numpyro.plate("rows", len(y)) as i:
-            numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=y[i])
-
-    return model, (X.astype("f4"), y.astype("f4"))
+    return logistic, (X.astype("f4"), y.astype("f4"))
 
 
 def factors(users: int = 100, items: int = 60, rank: int = 3, num_rows: int = 2000) -> tuple:
@@ -450,12 +445,11 @@ def main() -> None:
         name, kernel, num_draws = given.one
         print(json.dumps(timed(name, kernel, int(num_draws))))
         return
-    head = [
-        "| Model | Rows | ESS/s: SGHMC | GGMC | NUTS | means off by, sd | sds, ratio "
-        "| CPU s, ESS: SGHMC | GGMC | NUTS |",
-        "|---" * 10 + "|",
-    ]
-    print("\n".join(head), flush=True)
+    top = head(
+        *("Model", "Rows", "ESS/s: SGHMC", "GGMC", "NUTS", "means off by, sd", "sds, ratio"),
+        *("CPU s, ESS: SGHMC", "GGMC", "NUTS"),
+    )
+    print("\n".join(top), flush=True)
     for name in given.models:
         line = row_of(name, given.limit)
         print(line, flush=True)
@@ -466,7 +460,7 @@ def main() -> None:
             known[line.split(" | ")[0]] = line
             titles = (f"| {about}" for _, about in MODELS.values())
             lines = [known[title] for title in titles if title in known]
-            TABLE.write_text("\n".join([*head, *lines]) + "\n")
+            TABLE.write_text("\n".join([*top, *lines]) + "\n")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from common import in_process
+from common import head, in_process, logistic, memory
 from numpyro.infer import MCMC
 
 from numpyro_geom import SGRLD, HostRows
@@ -35,12 +35,6 @@ from numpyro_geom.rows.reader import Reader
 
 COLUMNS = 20
 MEGABYTE = 2**20
-
-
-def logistic(x, y):
-    w = numpyro.sample("w", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
-    with numpyro.plate("data", x.shape[0]) as i:
-        numpyro.sample("y", dist.Bernoulli(logits=x[i] @ w), obs=y[i])
 
 
 def network(x, y):
@@ -78,12 +72,6 @@ def name_of(rows: int, dtype: type) -> str:
     return f"-{rows}-{np.dtype(dtype)}"
 
 
-def status(field: str) -> float:
-    """A memory figure of this process in MB, from Linux."""
-    text = Path("/proc/self/status").read_text()
-    return float(text.partition(f"{field}:")[2].split()[0]) / 1024
-
-
 def child(folder: Path, rows: int, on_host: bool, limit: int, steps: int) -> dict:
     """A run in this process, under a memory limit; returns its memory and time."""
     if limit:
@@ -92,7 +80,7 @@ def child(folder: Path, rows: int, on_host: bool, limit: int, steps: int) -> dic
 
     def watch() -> None:
         while not done.wait(0.005):
-            private.append(status("RssAnon"))
+            private.append(memory("RssAnon"))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -106,7 +94,7 @@ def child(folder: Path, rows: int, on_host: bool, limit: int, steps: int) -> dic
     finally:
         done.set()
         watcher.join()
-    return {"private": max(private), "peak": status("VmHWM"), "mean": mean}
+    return {"private": max(private), "peak": memory("VmHWM"), "mean": mean}
 
 
 def in_a_fresh_process(
@@ -126,11 +114,8 @@ def without_limit(folder: Path, rows: int, on_host: bool, limit: int, steps: int
 def memory_table(
     folder: Path, sizes: list[int], limit: int, steps: int, run_child: Callable
 ) -> list[str]:
-    lines = [
-        "| rows | file, MB | rows in | limit of private memory, MB | peak private, MB | "
-        "peak with mapped pages, MB |",
-        "|---|---|---|---|---|---|",
-    ]
+    bounds = "limit of private memory, MB", "peak private, MB", "peak with mapped pages, MB"
+    lines = head("rows", "file, MB", "rows in", *bounds)
     draws = {}
     for on_host, allowed in ((True, limit), (False, 0), (False, limit)):
         for rows in sizes:
@@ -190,11 +175,9 @@ def speed_table(
     seconds: float,
     repeats: int,
 ) -> list[str]:
-    lines = [
-        "| model | batch size | device, us per step | `HostRows`, us per step | "
-        "ratio of steps per second | ratio if nothing is read ahead |",
-        "|---|---|---|---|---|---|",
-    ]
+    times = "device, us per step", "`HostRows`, us per step"
+    compared = "ratio of steps per second", "ratio if nothing is read ahead"
+    lines = head("model", "batch size", *times, *compared)
     for model in models:
         for batch_size in batch_sizes:
             device, host, behind = speed(folder, rows, model, batch_size, seconds, repeats)
@@ -209,13 +192,12 @@ def speed_table(
 def pass_table(folder: Path, rows: int, repeats: int) -> list[str]:
     """Seconds per pass over all rows, from memory and from a file that is not cached."""
     x, y = mapped(folder, rows, np.float32)
-    model = logistic
     seconds: dict[str, list[float]] = {"device": [], "host": [], "cold": []}
     for place, data in (
         ("device", (jnp.asarray(x), jnp.asarray(y))),
         ("host", (HostRows(x), HostRows(y))),
     ):
-        kernel = SGRLD(model, step_size=1e-9, num_steps=1, batch_size=100)
+        kernel = SGRLD(logistic, step_size=1e-9, num_steps=1, batch_size=100)
         state = kernel.init(jax.random.key(0), 0, None, data, {})
         potential = kernel.bound.on(*on_device(data, {})).potential()
         full = jax.jit(
@@ -234,7 +216,7 @@ def pass_table(folder: Path, rows: int, repeats: int) -> list[str]:
     begun = time.perf_counter()
     jax.block_until_ready(full(state.z))
     seconds["cold"].append(time.perf_counter() - begun)
-    lines = ["| a pass over all rows, from | seconds |", "|---|---|"]
+    lines = head("a pass over all rows, from", "seconds")
     names = {
         "device": "the device",
         "host": "`HostRows`, file in the cache of the system",

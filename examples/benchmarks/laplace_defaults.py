@@ -25,8 +25,9 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+from common import chains, head
 from jax import random
-from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
+from numpyro.infer import NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoLaplaceApproximation, AutoMultivariateNormal
 
 from numpyro_geom import RiemannianLaplace
@@ -241,14 +242,7 @@ def quantities(case: Case, samples: dict) -> np.ndarray:
 def reference(case: Case, num_draws: int) -> np.ndarray:
     """NUTS's draws of the quantities, four chains."""
     kernel = NUTS(case.model, dense_mass=True, target_accept_prob=0.95)
-    mcmc = MCMC(
-        kernel,
-        num_warmup=1000,
-        num_samples=num_draws // 4,
-        num_chains=4,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
+    mcmc = chains(kernel, 1000, num_draws // 4)
     mcmc.run(random.key(1), *(case.args if case.nuts_args is None else case.nuts_args))
     print(f"  NUTS: {int(mcmc.get_extra_fields()['diverging'].sum())} diverging", flush=True)
     return quantities(case, mcmc.get_samples())
@@ -334,17 +328,10 @@ def table(rows: Sequence[Row]) -> str:
         failed = f" ({r.failed:.1%} failed)" if r.failed else ""
         return "refused" if r.refused else f"{r.mean:.2f}{failed}"
 
-    lines = [
-        f"| largest error of a mean, in sd | {' | '.join(methods)} |",
-        "|---" * (len(methods) + 1) + "|",
-    ]
+    lines = head("largest error of a mean, in sd", *methods)
     for model in dict.fromkeys(r.model for r in rows):
         lines.append(f"| {model} | {' | '.join(cell(by_name[model, m]) for m in methods)} |")
-    lines += [
-        "",
-        "| draws | k | sets | weighted error of a mean: median | largest |",
-        "|---|---|---|---|---|",
-    ]
+    lines += ["", *head("draws", "k", "sets", "weighted error of a mean: median", "largest")]
     sets = [x for r in rows for x in r.sets]
     for count in sorted({n for n, *_ in sets}):
         shape, error = np.array([x[1:] for x in sets if x[0] == count]).T

@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import argparse
 import time
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
-from common import TABLES, versions
+from common import TABLES, head, logistic, versions
+from regression import laplace
 from scipy import stats
-from scipy.special import expit, logsumexp
+from scipy.special import logsumexp
 
 from numpyro_geom import RiemannianLaplace
 from numpyro_geom.laplace import LaplaceDraws
@@ -41,17 +40,11 @@ def load(name: str, folder: Path) -> tuple[np.ndarray, np.ndarray]:
     return np.column_stack([(X - X.mean(0)) / X.std(0), np.ones(len(X))]), y
 
 
-def model(X: Any, y: Any) -> None:
-    """The regression."""
-    w = numpyro.sample("w", dist.Normal(0, PRIOR_SD).expand([X.shape[1]]).to_event(1))
-    with numpyro.plate("data", X.shape[0]) as i:
-        numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=y[i])
-
-
 def of_guide(X: np.ndarray, y: np.ndarray, metric: str) -> tuple[LaplaceDraws, float]:
     """Draws with weights, and seconds with compilation."""
     begin = time.perf_counter()
-    guide, rows = RiemannianLaplace(model, metric), (X.astype(np.float32), y.astype(np.int32))
+    guide = RiemannianLaplace(partial(logistic, scale=PRIOR_SD), metric)
+    rows = X.astype(np.float32), y.astype(np.int32)
     params = guide.fit(jax.random.key(0), *rows)
     how = {"sample_shape": (DRAWS,), "log_weight": True, "progress_bar": False}
     draws = guide.draw(jax.random.key(1), params, **how)
@@ -60,11 +53,7 @@ def of_guide(X: np.ndarray, y: np.ndarray, metric: str) -> tuple[LaplaceDraws, f
 
 def reference(X: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     """Log evidence and its standard error, by draws of a t distribution with 5 degrees."""
-    w, size = np.zeros(X.shape[1]), X.shape[1]
-    for _ in range(50):
-        p = expit(X @ w)
-        precision = (X * (p * (1 - p))[:, None]).T @ X + np.eye(size) / PRIOR_SD**2
-        w = w - np.linalg.solve(precision, X.T @ (p - y) + w / PRIOR_SD**2)
+    w, precision = laplace(X, y, PRIOR_SD)
     law = stats.multivariate_t(w, 1.1 * np.linalg.inv(precision), df=5)
     rng, logs = np.random.default_rng(2), []
     for _ in range(REFERENCE_DRAWS // CHUNK):
@@ -83,10 +72,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--data-dir", type=Path, required=True)
     folder = parser.parse_args().data_dir
-    lines = [
-        "| data | parameters | metric | log evidence | reference | Pareto k | seconds |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    titles = "data", "parameters", "metric", "log evidence", "reference", "Pareto k", "seconds"
+    lines = head(*titles)
     for name in SETS:
         X, y = load(name, folder)
         exact, noise = reference(X, y)

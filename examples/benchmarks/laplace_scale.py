@@ -27,7 +27,6 @@ import argparse
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -37,6 +36,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+from common import TABLES, head
 from jax import lax, random
 from numpyro.infer import SVI, Trace_ELBO, init_to_value
 from numpyro.infer.autoguide import (
@@ -49,8 +49,8 @@ from numpyro.infer.util import potential_energy
 from numpyro_geom import RiemannianLaplace
 from numpyro_geom.warmup import start
 
-GROUPS_TABLE = Path(__file__).parents[2] / "docs" / "tables" / "laplace_groups.md"
-TABLE = Path(__file__).parents[2] / "docs" / "tables" / "laplace_scale.md"
+GROUPS_TABLE = TABLES / "laplace_groups.md"
+TABLE = TABLES / "laplace_scale.md"
 NOISE = 0.3
 DRAWS = 2
 NEW_ROWS = 1000
@@ -265,7 +265,7 @@ def memory(cells: Sequence[Cell]) -> str:
         return c.rows
 
     methods = list(dict.fromkeys(c.method for c in cells))
-    lines = [f"| slope of log memory | {' | '.join(methods)} |", "|---" * (1 + len(methods)) + "|"]
+    lines = head("slope of log memory", *methods)
     for growing, fixed, text in ((size, rows, "in D, N = {:,}"), (rows, size, "in N, D = {:,}")):
         for value in dict.fromkeys(map(fixed, cells)):
             mine = [[c for c in cells if c.method == m and fixed(c) == value] for m in methods]
@@ -276,10 +276,8 @@ def memory(cells: Sequence[Cell]) -> str:
 
 def table(cells: Sequence[Cell]) -> str:
     """Markdown: the cells that were run, and the growth of the memory of all."""
-    lines = [
-        "| D | N | method | CPU s per draw | evaluations | failed | MB | CPU s to compile |",
-        "|---" * 8 + "|",
-    ]
+    costs = "CPU s per draw", "evaluations", "failed", "MB", "CPU s to compile"
+    lines = head("D", "N", "method", *costs)
     for c in cells:
         if c.seconds is not None:
             row = (
@@ -384,11 +382,10 @@ def run_guide(name: str, x: jax.Array, y: jax.Array) -> tuple:
 
 def table_of_groups(sizes: Sequence[int]) -> str:
     """Markdown: a row for each number of groups and guide."""
-    lines = [
-        "| groups x 2 | D | guide | mean off by, sd: shared | groups, root mean square | sd over "
-        "exact: shared | groups | gradients | CPU s to fit | CPU ms of 1,000 draws |",
-        "|---" * 10 + "|",
-    ]
+    lines = head(
+        *("groups x 2", "D", "guide", "mean off by, sd: shared", "groups, root mean square"),
+        *("sd over exact: shared", "groups", "gradients", "CPU s to fit", "CPU ms of 1,000 draws"),
+    )
     for groups in sizes:
         x, y = data_of_groups(groups)
         exact, size = exact_moments(x, y), 2 * groups + 4

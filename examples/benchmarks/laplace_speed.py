@@ -11,52 +11,31 @@ from __future__ import annotations
 
 import argparse
 import time
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-import numpyro.distributions as dist
+from common import head, logistic
 from jax import random
+from scipy import linalg
 from scipy.integrate import solve_ivp
-from scipy.linalg import cho_factor, cho_solve
 
 from numpyro_geom import RiemannianLaplace
 
 PRIOR_VARIANCE = 100.0
 
 
-def model(X, y):
-    size = X.shape[1]
-    w = numpyro.sample("w", dist.Normal(0, PRIOR_VARIANCE**0.5).expand([size]).to_event(1))
-    with numpyro.plate("rows", X.shape[0]) as i:
-        numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=y[i])
-
-
-def acceleration_jax(X):
-    """The hand-written equation in JAX, compiled."""
-
-    @jax.jit
-    def acceleration(w, v):
-        p = jax.nn.sigmoid(X @ w)
-        weight, along = p * (1 - p), X @ v
-        metric = X.T @ (X * weight[:, None]) + jnp.eye(X.shape[1]) / PRIOR_VARIANCE
-        force = X.T @ (weight * (1 - 2 * p) * along**2) / 2
-        return -jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(metric), force)
-
-    return lambda w, v: np.asarray(acceleration(w, v))
-
-
-def acceleration_numpy(X):
-    """The hand-written equation in NumPy."""
-    X = np.asarray(X)
+def acceleration_of(X, numpy, linalg):
+    """The hand-written equation, in JAX or in NumPy."""
 
     def acceleration(w, v):
-        p = 1 / (1 + np.exp(-X @ w))
+        p = 1 / (1 + numpy.exp(-X @ w))
         weight, along = p * (1 - p), X @ v
-        metric = X.T @ (X * weight[:, None]) + np.eye(X.shape[1]) / PRIOR_VARIANCE
+        metric = X.T @ (X * weight[:, None]) + numpy.eye(X.shape[1]) / PRIOR_VARIANCE
         force = X.T @ (weight * (1 - 2 * p) * along**2) / 2
-        return -cho_solve(cho_factor(metric), force)
+        return -linalg.cho_solve(linalg.cho_factor(metric), force)
 
     return acceleration
 
@@ -91,6 +70,7 @@ def main() -> None:
     y = (rng.uniform(size=args.rows) < 1 / (1 + np.exp(-X @ truth))).astype(float)
     X, y = jnp.asarray(X), jnp.asarray(y)
 
+    model = partial(logistic, scale=PRIOR_VARIANCE**0.5)
     guide = RiemannianLaplace(model, mode="euclidean")  # as SciPy's velocities and start
     guide.fit(random.key(0), X, y)
     begin = time.perf_counter()
@@ -107,11 +87,12 @@ def main() -> None:
     precision = np.asarray(X.T @ (X * (p * (1 - p))[:, None])) + np.eye(loc.size) / PRIOR_VARIANCE
     noise = rng.normal(size=(args.scipy_draws, loc.size))
     velocities = np.linalg.solve(np.linalg.cholesky(precision).T, noise.T).T
-    print("| who | ms per draw | evaluations | ratio |")
-    print("|---|---|---|---|")
+    print("\n".join(head("who", "ms per draw", "evaluations", "ratio")))
     evaluations_of_guide = float(jnp.mean(draws.num_evaluations))
     print(f"| guide, {args.draws} draws | {1e3 * own:.3f} | {evaluations_of_guide:.1f} | 1 |")
-    functions = (("JAX", acceleration_jax(X)), ("NumPy", acceleration_numpy(X)))
+    compiled = jax.jit(acceleration_of(X, jnp, jax.scipy.linalg))
+    plain = acceleration_of(np.asarray(X), np, linalg)
+    functions = ("JAX", lambda *x: np.asarray(compiled(*x))), ("NumPy", plain)
     for name, acceleration in functions:
         seconds, evaluations, _ = seconds_by_scipy(acceleration, loc, velocities)
         cells = (f"solve_ivp, {name} function", f"{1e3 * seconds:.3f}", f"{evaluations:.1f}")

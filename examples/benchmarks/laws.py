@@ -23,11 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from common import TABLES, versions
+from common import TABLES, chains, head, versions
 from jax import random
 from jax.scipy.stats import norm
 from numpyro.diagnostics import effective_sample_size
-from numpyro.infer import MCMC
 
 from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Monge, RMSprop, Shampoo, diagnose
 from numpyro_geom.baselines import ISGD, AdamSGLD
@@ -158,14 +157,7 @@ def law_cell(build: Callable, law: int, known: dict, small: bool) -> dict[str, A
         warnings.simplefilter("always")
         try:
             kernel = build(law_model)
-            mcmc = MCMC(
-                kernel,
-                num_warmup=draws,
-                num_samples=draws,
-                num_chains=LAW_CHAINS,
-                chain_method="vectorized",
-                progress_bar=False,
-            )
+            mcmc = chains(kernel, draws, draws, LAW_CHAINS)
             mcmc.run(random.key(law), jnp.int32(law), extra_fields=("num_steps", "num_diverging"))
         except ValueError as error:
             return {"refused": str(error)}
@@ -252,8 +244,7 @@ def laws(options: Any) -> str:
         f"Monte Carlo errors are too large to say ({sum(count[None])} flagged). The table has the "
         "kernels with a wrong run; the script prints all runs.",
         "",
-        "| kernel | " + " | ".join(LAWS) + " |",
-        "|---" * (1 + len(LAWS)) + "|",
+        *head("kernel", *LAWS),
     ]
     for name in kernels():
         row = results.get(name, {})
@@ -336,15 +327,14 @@ def density_row(name: str, small: bool) -> str:
 
 def densities(small: bool) -> str:
     """The Markdown tables of densities and of the funnel."""
+    laws = "from the derived law", "from N(0, 1)"
     lines = [
         "N(0, 1) with N = 1, decay 0.9, eps 0.1, and the paper's step of 1e-4 (h = 5e-5). 400 "
         "chains from N(0, 1), each of 500,000 steps and 500,000 more that count. Shrinking steps "
         "are the paper's 0.1 / n^0.55. The last columns are the largest errors of the "
         f"distribution function. jax {jax.__version__}.",
         "",
-        "| sampler | variance, derived | ours | in standard errors | from the derived law "
-        "| from N(0, 1) |",
-        "|---" * 6 + "|",
+        *head("sampler", "variance, derived", "ours", "in standard errors", *laws),
     ]
     names = [*DERIVED, *(name + SHRINKING for name in ("PSGLD", "PSGLD, corrected"))]
     lines += [density_row(name, small) for name in names]
@@ -354,8 +344,7 @@ def densities(small: bool) -> str:
         "of 2,000,000 steps from ones, mean 2, variance 80 and noise of sd 1, in float64. Exact: "
         "share 0.132, sd 8.944, and -20.807 for the lowest hundredth.",
         "",
-        "| metric | share below -10 | sd | lowest hundredth | failed steps |",
-        "|---" * 5 + "|",
+        *head("metric", "share below -10", "sd", "lowest hundredth", "failed steps"),
     ]
     with jax.enable_x64(True):  # as the paper; in 32 bits Monge gets stuck at the funnel's end
         lines += [funnel_row(name, small) for name in FUNNEL]

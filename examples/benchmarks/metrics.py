@@ -20,7 +20,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import posteriors as P
-from common import TABLES
+from common import TABLES, head
 from numpyro.diagnostics import effective_sample_size
 
 from numpyro_geom import SGRLD, Monge
@@ -160,8 +160,7 @@ def write(results: dict) -> str:
         "the Hessian counts as a gradient; seconds are of sampling, on a shared machine, jax "
         f"{jax.__version__}.",
         "",
-        "| posterior | " + " | ".join(CASES) + " |",
-        "|---" * (1 + len(CASES)) + "|",
+        *head("posterior", *CASES),
     ]
     for column in results.values():
         base = column["identity"]

@@ -22,8 +22,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
-from common import TABLES, in_process, versions
-from numpyro.infer import MCMC
+from common import TABLES, chains, head, in_process, versions
 
 import numpyro_geom
 from numpyro_geom import train
@@ -73,28 +72,12 @@ def one(method: str, name: str, folder: Path) -> dict[str, float]:
     X, y, X_test, y_test = load(name, folder)
     count = METHODS[method]
     if count == 0:
-        found = train(
-            model,
-            jax.random.key(1),
-            X,
-            y,
-            batch_size=64,
-            optimiser=optax.adam(3e-3),
-            num_epochs=1000,
-            patience=100,
-            num_starts=4,
-        )
+        how = {"optimiser": optax.adam(3e-3), "num_epochs": 1000, "patience": 100, "num_starts": 4}
+        found = train(model, jax.random.key(1), X, y, batch_size=64, **how)
         draws = {n: x[:, None] for n, x in found.position.items()}
     else:
         kernel = getattr(numpyro_geom, method.split("`")[1])(model)
-        mcmc = MCMC(
-            kernel,
-            num_warmup=count,
-            num_samples=count,
-            num_chains=4,
-            chain_method="vectorized",
-            progress_bar=False,
-        )
+        mcmc = chains(kernel, count, count)
         mcmc.run(jax.random.key(1), X, y)
         draws = mcmc.get_samples(group_by_chain=True)
     jax.block_until_ready(draws)
@@ -132,10 +115,7 @@ def main() -> None:
     if given.one:
         print(json.dumps(one(*given.one, given.data_dir)))
         return
-    lines = [
-        "| data, method and draws | CPU s | error | density | worst chain |",
-        "|---|---|---|---|---|",
-    ]
+    lines = head("data, method and draws", "CPU s", "error", "density", "worst chain")
     for name in ("airfoil", "concrete"):
         for method in METHODS:
             found = in_process(__file__, "--data-dir", given.data_dir, "--one", method, name)

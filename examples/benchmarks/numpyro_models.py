@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import posteriors as P
 import small_data as S
-from common import TABLES, in_process, kept_cells, versions
+from common import TABLES, head, in_process, kept_cells, versions
 from numpyro.diagnostics import split_gelman_rubin
 from numpyro.infer import NUTS
 from numpyro_posteriors import MODELS, REFERENCES
@@ -108,7 +108,7 @@ flag of R-hat, an effective sample size or the relaxation times.
 def table(folder: Path, seed: int) -> str:
     """All finished runs, as Markdown; other cells are those of the table as it is."""
     kept = kept_cells(TABLE)
-    lines = [f"| model | {' | '.join(KERNELS)} |", "|---" * (1 + len(KERNELS)) + "|"]
+    lines = head("model", *KERNELS)
     for name, make in MODELS.items():
         cells = []
         for label in KERNELS:

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import common
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import random
-from numpyro.infer import MCMC, NUTS
+from numpyro.infer import NUTS
 
 
 @dataclass(frozen=True)
@@ -45,15 +46,7 @@ class Posterior:
         """Means and standard deviations of the scalars, exact or from NUTS."""
         if self.exact is not None:
             return self.exact
-        kernel = NUTS(self.model, target_accept_prob=0.95)
-        mcmc = MCMC(
-            kernel,
-            num_warmup=1000,
-            num_samples=num_samples // 4,
-            num_chains=4,
-            chain_method="vectorized",
-            progress_bar=False,
-        )
+        mcmc = common.chains(NUTS(self.model, target_accept_prob=0.95), 1000, num_samples // 4)
         mcmc.run(random.key(123), *self.args)
         values = np.asarray(self.scalars(mcmc.get_samples()))
         return values.mean(0), values.std(0)
@@ -106,12 +99,6 @@ def gaussian(condition: float = 1e4, dim: int = 10) -> Posterior:
     return Posterior(name, model, (), None, columns("x"), (np.zeros(dim), sd))
 
 
-def logistic_model(X: Any, y: Any, scale: float) -> None:
-    w = numpyro.sample("w", dist.Normal(0, scale).expand([X.shape[1]]).to_event(1))
-    with numpyro.plate("data", X.shape[0]) as i:
-        numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=y[i])
-
-
 def logistic(raw: bool = False, batch_size: int = 64) -> Posterior:
     """Breast cancer data: five standardised columns, or three raw ones, and an intercept."""
     from sklearn.datasets import load_breast_cancer
@@ -120,7 +107,7 @@ def logistic(raw: bool = False, batch_size: int = 64) -> Posterior:
     X = X[:, [0, 1, 4]] if raw else ((X - X.mean(0)) / X.std(0))[:, [0, 1, 4, 8, 9]]
     X = jnp.asarray(np.column_stack([X, np.ones(len(X))]), jnp.float32)
     name = "logistic, raw columns" if raw else "logistic, standardised"
-    model = partial(logistic_model, scale=10.0 if raw else 1.0)
+    model = partial(common.logistic, scale=10.0 if raw else 1.0)
     return Posterior(name, model, (X, jnp.asarray(y, jnp.int32)), batch_size, columns("w"))
 
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from common import TABLES, in_process, versions
+from common import TABLES, chains, head, in_process, versions
 from jax import random
 from jax.scipy.stats import norm
 from numpyro.diagnostics import effective_sample_size
@@ -345,14 +345,7 @@ def moments(x: np.ndarray) -> tuple:
 
 def run(kernel: Any, args: tuple, draws: int) -> tuple[MCMC, tuple, float]:
     """A run, its moments, and its seconds with compiling."""
-    mcmc = MCMC(
-        kernel,
-        num_warmup=draws,
-        num_samples=draws,
-        num_chains=CHAINS,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
+    mcmc = chains(kernel, draws, draws, CHAINS)
     begin = time.perf_counter()
     mcmc.run(random.key(0), *jax.tree.map(jnp.asarray, args))
     found = moments(scalars(mcmc.get_samples(group_by_chain=True)))
@@ -406,6 +399,7 @@ def main() -> None:
         known[new.split(" | ")[0]] = new
         print(new, flush=True)
     rows = [known[key] for x in MODELS if (key := f"| {x.replace('_', ' ')}") in known]
+    titles = "model", "ESS, NUTS / SGHMC", "seconds", "differences", "result", "flagged"
     text = (
         "ESS is that of the worst scalar's mean or square. Seconds are with compiling, of one "
         "core. Differences are those of the scalar that is farthest beyond Monte Carlo error: of "
@@ -413,10 +407,7 @@ def main() -> None:
         f"is more than {RIGHT} beyond {SURE} Monte Carlo errors of both; fewer than {FEWEST} "
         "effective draws of a method do not tell. The last column has the "
         f"flags of `diagnose`. A model of more than {SECONDS} s is stopped.\n\n"
-        "| model | ESS, NUTS / SGHMC | seconds | differences | result | flagged |\n"
-        + "|---" * 6
-        + "|\n"
-        + "\n".join(rows)
+        + "\n".join([*head(*titles), *rows])
     )
     TABLE.write_text(f"{text}\n\n{versions()}\n")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import common
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 
 COLUMNS = 20
 PRIOR_SD = 100.0
@@ -15,11 +15,8 @@ CHUNK = 500_000
 """Rows that are in memory in float64 at once."""
 
 
-def logistic(X: Any, y: Any, subsample_size: int | None = None) -> None:
-    """Logistic regression with a wide prior; only HMCECS passes a subsample size."""
-    w = numpyro.sample("w", dist.Normal(0, PRIOR_SD).expand([X.shape[1]]).to_event(1))
-    with numpyro.plate("data", X.shape[0], subsample_size=subsample_size) as i:
-        numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=y[i])
+logistic = partial(common.logistic, scale=PRIOR_SD)
+"""Logistic regression with a wide prior."""
 
 
 def rows(
@@ -45,11 +42,11 @@ def rows(
     return X, y
 
 
-def laplace(X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+def laplace(X: Any, y: Any, prior_sd: float = PRIOR_SD) -> tuple[np.ndarray, np.ndarray]:
     """Mode and precision matrix, in float64, by Newton's method."""
-    w = np.zeros(COLUMNS)
+    w = np.zeros(X.shape[1])
     for _ in range(30):
-        gradient, precision = w / PRIOR_SD**2, np.eye(COLUMNS) / PRIOR_SD**2
+        gradient, precision = w / prior_sd**2, np.eye(w.size) / prior_sd**2
         for start in range(0, len(X), CHUNK):
             x, labels = (np.asarray(a[start : start + CHUNK], np.float64) for a in (X, y))
             p = 1 / (1 + np.exp(-x @ w))

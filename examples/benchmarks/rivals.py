@@ -44,7 +44,7 @@ import numpy as np
 import regression
 from blackjax.diagnostics import psis_weights
 from blackjax.mcmc.adjusted_mclmc_dynamic import build_kernel, make_random_trajectory_length_fn
-from common import DOCS, versions
+from common import DOCS, head, versions
 from jax import lax, random
 from jax.flatten_util import ravel_pytree
 from numpyro.diagnostics import effective_sample_size
@@ -630,10 +630,9 @@ def in_process(
 
 # The tables
 
-HEAD = (
-    f"| method | start, compile, warm-up, sample (s) | seconds to ESS {GOAL:,} "
-    "| ESS/s, sampling | gradients per ESS | mean error | sd ratios |",
-    "|---|---|---|---|---|---|---|",
+HEAD = head(
+    *("method", "start, compile, warm-up, sample (s)", f"seconds to ESS {GOAL:,}"),
+    *("ESS/s, sampling", "gradients per ESS", "mean error", "sd ratios"),
 )
 
 
@@ -748,7 +747,7 @@ def failures() -> list[str]:
 
 def summary(found: dict[str, list[tuple[int, float]]]) -> str:
     """The figure's numbers as a table, with a line for each number of rows."""
-    lines = [f"| rows | {' | '.join(found)} |", "|---" * (len(found) + 1) + "|"]
+    lines = head("rows", *found)
     for num_rows in sorted({n for values in found.values() for n, _ in values}):
         seconds = [dict(values).get(num_rows) for values in found.values()]
         cells = ["–" if x is None else f"{x:,.1f}" for x in seconds]

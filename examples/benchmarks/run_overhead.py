@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,8 +17,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpyro
-import numpyro.distributions as dist
+from common import head, in_process, logistic, memory
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.mcmc import MCMCKernel
 
@@ -32,12 +29,6 @@ from numpyro_geom.runs.store import Store
 MEGABYTE = 2**20
 
 
-def model(x, y):
-    slope = numpyro.sample("slope", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
-    with numpyro.plate("data", x.shape[0]) as i:
-        numpyro.sample("y", dist.Bernoulli(logits=x[i] @ slope), obs=y[i])
-
-
 def data(rows: int, columns: int):
     key_x, key_y = jax.random.split(jax.random.key(1))
     x = jax.random.normal(key_x, (rows, columns))
@@ -46,7 +37,7 @@ def data(rows: int, columns: int):
 
 def kernels() -> dict[str, MCMCKernel]:
     settings = {"batch_size": 100, "step_size": 1e-5, "num_steps": 50}
-    return {"NUTS": NUTS(model), "SGRLD": SGRLD(model, **settings)}
+    return {"NUTS": NUTS(logistic), "SGRLD": SGRLD(logistic, **settings)}
 
 
 @contextlib.contextmanager
@@ -96,37 +87,17 @@ def overhead(name: str, seconds: float, segments: int) -> dict[str, float]:
     }
 
 
-def resident_peak() -> float:
-    """Peak memory of this program in MB; `getrusage` would include the parent's."""
-    status = Path("/proc/self/status").read_text()
-    return float(status.partition("VmHWM:")[2].split()[0]) / 1024
-
-
 def peak(draws: int, size: int, length: int) -> None:
     """A Langevin chain on a normal distribution in ``size`` dimensions; prints peak sizes in MB."""
     kernel = SGRLD(potential_fn=lambda z: 0.5 * jnp.sum(z**2), step_size=0.1, num_steps=1)
     mcmc = MCMC(kernel, num_warmup=length, num_samples=draws, progress_bar=False)
     jax.block_until_ready(jnp.zeros(size))
-    before = resident_peak()
+    before = memory("VmHWM")
     with tempfile.TemporaryDirectory() as directory:
-        begun = time.monotonic()
-        run_in_segments(
-            mcmc,
-            jax.random.key(0),
-            directory=directory,
-            draws_per_segment=length,
-            init_params=jnp.zeros(size),
-        )
-        seconds = time.monotonic() - begun
+        how = {"draws_per_segment": length, "init_params": jnp.zeros(size)}
+        run_in_segments(mcmc, jax.random.key(0), directory=directory, **how)
         stored = sum(path.stat().st_size for path in Path(directory).iterdir())
-    print(before, resident_peak(), stored / MEGABYTE, seconds)
-
-
-def measure_peak(draws: int, size: int, length: int) -> list[float]:
-    """The same in a fresh process with its own peak."""
-    command = [sys.executable, __file__, "--peak", str(draws), str(size), str(length)]
-    told = subprocess.run(command, capture_output=True, text=True, check=True)
-    return [float(x) for x in told.stdout.split()]
+    print([before, memory("VmHWM"), stored / MEGABYTE])
 
 
 def main() -> None:
@@ -141,10 +112,8 @@ def main() -> None:
     if options.peak:
         peak(*options.peak)
         return
-    lines = [
-        "| kernel | segments | seconds per segment | storing one, s | longest, s | share |",
-        "|---|---|---|---|---|---|",
-    ]
+    titles = "segments", "seconds per segment", "storing one, s", "longest, s", "share"
+    lines = head("kernel", *titles)
     for name in kernels():
         x = overhead(name, options.seconds, options.segments)
         lines.append(
@@ -152,13 +121,10 @@ def main() -> None:
             f"{x['worst']:.3f} | {100 * x['share']:.2f}% |"
         )
         print(lines[-1], flush=True)
-    lines += [
-        "",
-        "| draws | parameters | stored, MB | peak before the run, MB | peak, MB | difference, MB |",
-        "|---|---|---|---|---|---|",
-    ]
+    titles = "stored, MB", "peak before the run, MB", "peak, MB", "difference, MB"
+    lines += ["", *head("draws", "parameters", *titles)]
     for draws in (options.draws // 10, options.draws):
-        before, after, stored, _ = measure_peak(draws, options.size, 500)
+        before, after, stored = in_process(__file__, "--peak", draws, options.size, 500)
         lines.append(
             f"| {draws} | {options.size} | {stored:.0f} | {before:.0f} | {after:.0f} | "
             f"{after - before:.0f} |"

@@ -12,7 +12,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import TABLES
+from common import TABLES, head
 from jax import random
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS
@@ -42,7 +42,9 @@ def main() -> None:
         'SGRLD(model, metric="monge")': (lambda: SGRLD(model, metric="monge"), 1000),
         "GGMC(model)": (lambda: GGMC(model), 1000),
     }
-    lines, base = [], None
+    costs = "ESS, worst coordinate", "seconds, all included", "ESS per second over NUTS"
+    right = "largest error of a mean (sd)", "sd over Laplace's"
+    lines, base = head("kernel", "warm-up + draws", *costs, *right), None
     for name, (make, draws) in kernels.items():
         start = time.perf_counter()
         mcmc = MCMC(make(), num_warmup=draws, num_samples=draws, progress_bar=False)
@@ -60,9 +62,8 @@ def main() -> None:
     text = (
         f"{arguments.rows:,} rows, condition {condition:.1e}, `...` for `batch_size=256, "
         f"control_variate=True`, jax {jax.__version__}; times of one run, shared machine.\n\n"
-        "| kernel | warm-up + draws | ESS, worst coordinate | seconds, all included | ESS per "
-        "second over NUTS | largest error of a mean (sd) | sd over Laplace's |\n"
-        "|---|---|---|---|---|---|---|\n" + "\n".join(lines) + "\n"
+        + "\n".join(lines)
+        + "\n"
     )
     print(text)
     if not arguments.no_table:

@@ -19,13 +19,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import common
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import posteriors as P
-from common import TABLES, versions
+from common import TABLES, head, versions
 from jax import random
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS
@@ -145,14 +146,8 @@ def breast_cancer() -> P.Posterior:
 
     X, y = load_breast_cancer(return_X_y=True)
     X = np.column_stack([(X - X.mean(0)) / X.std(0), np.ones(len(X))])
-
-    def model(X: Any, y: Any) -> None:
-        w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
-        with numpyro.plate("data", X.shape[0]) as i:
-            numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=y[i])
-
     args = jnp.asarray(X, jnp.float32), jnp.asarray(y, jnp.int32)
-    return P.Posterior("logistic, breast cancer", model, args, None, scalars_of("w"))
+    return P.Posterior("logistic, breast cancer", common.logistic, args, None, scalars_of("w"))
 
 
 def _linear(X: Any, y: Any, scale: float, noise: Any) -> None:
@@ -289,14 +284,7 @@ MODELS: dict[str, Callable[[], P.Posterior]] = {
 
 def run(kernel: Any, args: tuple, seed: int, num_draws: int = DRAWS) -> MCMC:
     """Run vectorised chains."""
-    mcmc = MCMC(
-        kernel,
-        num_warmup=DRAWS,
-        num_samples=num_draws,
-        num_chains=CHAINS,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
+    mcmc = common.chains(kernel, DRAWS, num_draws, CHAINS)
     mcmc.run(random.key(seed), *args, extra_fields=("num_steps",))
     return mcmc
 
@@ -426,7 +414,7 @@ errors. "Flagged" is by `diagnose`; NUTS is flagged by the same rules, so far as
 
 def table(done: dict[str, Any]) -> str:
     """All finished runs, as Markdown."""
-    lines = [f"| model | {' | '.join(KERNELS)} |", "|---" * (1 + len(KERNELS)) + "|"]
+    lines = head("model", *KERNELS)
     ours = []
     for name in MODELS:
         if name not in done:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
-from common import TABLES
+from common import TABLES, head, logistic
 from jax import lax, random
 from numpyro import handlers
 from numpyro.infer.util import potential_energy
@@ -50,13 +50,6 @@ def sampler(kernel: Any, *args: Any) -> Callable[[], Any]:
 
 
 # Logistic regression
-
-
-def logistic(X: Any, y: Any, subsample_size: int | None = None) -> None:
-    """The model of the whole page."""
-    w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
-    with numpyro.plate("data", X.shape[0], subsample_size=subsample_size) as i:
-        numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w), obs=y[i])
 
 
 def logistic_rows(num_rows: int, num_columns: int) -> tuple:
@@ -118,12 +111,8 @@ def logistic_table(small: bool) -> str:
         5 if small else 60,
     )
     ours = times["SGRLD, identity metric"]
-    lines = [
-        "Logistic regression, 100,000 x 50, batch 256, float32, 100 steps per call.",
-        "",
-        "| loop | microseconds per step | SGRLD's time over this |",
-        "|---|---|---|",
-    ]
+    lines = ["Logistic regression, 100,000 x 50, batch 256, float32, 100 steps per call.", ""]
+    lines += head("loop", "microseconds per step", "SGRLD's time over this")
     lines += [
         f"| {name} | {seconds / num_steps * 1e6:.1f} | {ours / seconds:.2f} |"
         for name, seconds in times.items()
@@ -134,9 +123,8 @@ def logistic_table(small: bool) -> str:
 def ratios(times: dict[str, float], per: int, unit: float, titles: tuple[str, str, str]) -> str:
     """A table of times and of ratios to the first."""
     base = next(iter(times.values()))
-    lines = ["| " + " | ".join(titles) + " |", "|---|---|---|"]
-    lines += [f"| {n} | {t / per * unit:.3g} | {t / base:.2f} |" for n, t in times.items()]
-    return "\n".join(lines)
+    lines = [f"| {n} | {t / per * unit:.3g} | {t / base:.2f} |" for n, t in times.items()]
+    return "\n".join(head(*titles) + lines)
 
 
 def momentum_table(small: bool) -> str:
@@ -235,14 +223,10 @@ def network_table(small: bool) -> str:
         "Network 784-400-400-10, batch 100, float32, divergence='none', "
         f"{num_steps} steps per call.",
         "",
-        "| metric | milliseconds per step | over identity |",
-        "|---|---|---|",
+        ratios(metrics, num_steps, 1e3, ("metric", "milliseconds per step", "over identity")),
+        "",
+        *head("metric", "divergence", "over divergence='none'"),
     ]
-    base = metrics["identity"]
-    lines += [
-        f"| {name} | {t / num_steps * 1e3:.2f} | {t / base:.2f} |" for name, t in metrics.items()
-    ]
-    lines += ["", "| metric | divergence | over divergence='none' |", "|---|---|---|"]
     for metric in ("rmsprop", "monge"):
         times = race({g: make(metric, g) for g in ("none", "corrected", "auxiliary")}, rounds)
         lines += [
@@ -281,17 +265,11 @@ def expansion_table(small: bool) -> str:
         },
         2 if small else 5,
     )
-    lines = [
-        f"SGHMC on the same network, {num_steps} steps per call.",
-        "",
-        "| expansion | milliseconds per step | over none |",
-        "|---|---|---|",
-    ]
-    lines += [
-        f"| {name} | {t / num_steps * 1e3:.2f} | {t / times['none']:.2f} |"
-        for name, t in times.items()
-    ]
-    return "\n".join(lines)
+    titles = "expansion", "milliseconds per step", "over none"
+    return (
+        f"SGHMC on the same network, {num_steps} steps per call.\n\n"
+        f"{ratios(times, num_steps, 1e3, titles)}"
+    )
 
 
 # Memory
@@ -302,8 +280,7 @@ def memory_table() -> str:
     lines = [
         "Temporary memory of one compiled `sample`, logistic regression with 50 columns.",
         "",
-        "| rows N | steps per call | temporary kB | flops |",
-        "|---|---|---|---|",
+        *head("rows N", "steps per call", "temporary kB", "flops"),
     ]
     for num_rows, num_steps in ((10_000, 100), (1_000_000, 100), (10_000, 10_000)):
         args = logistic_rows(num_rows, 50)

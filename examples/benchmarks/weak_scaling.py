@@ -43,8 +43,7 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAG}"
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
-import numpyro  # noqa: E402
-import numpyro.distributions as dist  # noqa: E402
+from common import chains, head, logistic  # noqa: E402
 from jax.experimental import multihost_utils  # noqa: E402
 from jax.sharding import Mesh  # noqa: E402
 from numpyro.infer import MCMC, NUTS  # noqa: E402
@@ -76,31 +75,18 @@ class Work(NamedTuple):
     others: int
 
 
-def model(x, y):
-    slope = numpyro.sample("slope", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
-    with numpyro.plate("data", x.shape[0]) as i:
-        numpyro.sample("y", dist.Bernoulli(logits=x[i] @ slope), obs=y[i])
-
-
 def work(
-    name: str, shape: tuple[int, int], chains: int, rows: int, batch: int, columns: int
+    name: str, shape: tuple[int, int], num_chains: int, rows: int, batch: int, columns: int
 ) -> Work:
     """Counts on a mesh of this shape, for these chains and rows (of all devices together)."""
     kernels = {
-        "SGRLD": lambda: SGRLD(model, batch_size=batch, step_size=1e-6, num_steps=1),
+        "SGRLD": lambda: SGRLD(logistic, batch_size=batch, step_size=1e-6, num_steps=1),
         "SGRLD, stratified": lambda: SGRLD(
-            model, batch_size=batch, step_size=1e-6, num_steps=1, batching="stratified"
+            logistic, batch_size=batch, step_size=1e-6, num_steps=1, batching="stratified"
         ),
-        "NUTS": lambda: NUTS(model, step_size=1e-3, max_tree_depth=5),
+        "NUTS": lambda: NUTS(logistic, step_size=1e-3, max_tree_depth=5),
     }
-    mcmc = MCMC(
-        kernels[name](),
-        num_warmup=1,
-        num_samples=1,
-        num_chains=chains,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
+    mcmc = chains(kernels[name](), 1, 1, num_chains)
     mesh = Mesh(np.array(jax.devices()[: math.prod(shape)]).reshape(shape), ("chains", "rows"))
     layout = DeviceLayout.of(mcmc, mesh, "chains", "rows")
     x = np.random.default_rng(0).standard_normal((rows, columns), np.float32)
@@ -152,7 +138,7 @@ def segments_of(
             held.append(HostRows(np.load(path, mmap_mode="r")))
         data = tuple(held)
     kernel = SGRLD(
-        model, batch_size=batch, step_size=1e-6, num_steps=options.steps, batching=batching
+        logistic, batch_size=batch, step_size=1e-6, num_steps=options.steps, batching=batching
     )
     mcmc = MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False)
     layout = DeviceLayout.of(mcmc, Mesh(np.array(devices), ("rows",)), None, "rows")
@@ -222,9 +208,9 @@ def timed(options: argparse.Namespace) -> list[str]:
 
 
 TIMES = (
-    "| rows | minibatch per process | µs per step: one process | two, each its own run | two, one "
-    "run | one run of two / one process | each its own run / one process | processor time: one run "
-    "of two / one process |"
+    *("rows", "minibatch per process", "µs per step: one process", "two, each its own run"),
+    *("two, one run", "one run of two / one process", "each its own run / one process"),
+    "processor time: one run of two / one process",
 )
 
 
@@ -243,26 +229,25 @@ def main() -> None:
     if options.coordinator:
         return time_steps(options)
     if options.times:
-        lines = [TIMES, "|---" * 8 + "|"]
+        lines = head(*TIMES)
         for batch in options.batches:
             options.batch = batch
             lines += timed(options)
         options.times.write_text("\n".join(lines[:5]) + "\n")
         return None
-    lines = [
-        "| kernel | devices: chains x rows | chains | rows | minibatch | operations per device, "
-        "thousands | if one device did all | MB of data per device | KB exchanged per step: "
-        "minibatch | the rest |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    lines = head(
+        *("kernel", "devices: chains x rows", "chains", "rows", "minibatch"),
+        *("operations per device, thousands", "if one device did all", "MB of data per device"),
+        *("KB exchanged per step: minibatch", "the rest"),
+    )
     for name in ("SGRLD", "SGRLD, stratified", "NUTS"):
         for shape in ((1, 1), (1, 2), (1, 4), (1, 8), (2, 4), (8, 1)):
-            chains, parts = shape
-            sizes = (chains, options.rows * parts, options.batch * parts, options.columns)
+            num_chains, parts = shape
+            sizes = (num_chains, options.rows * parts, options.batch * parts, options.columns)
             x, alone = work(name, shape, *sizes), work(name, (1, 1), *sizes)
             minibatch = "all" if name == "NUTS" else sizes[2]
             lines.append(
-                f"| {name} | {chains} x {parts} | {chains} | {sizes[1]} | {minibatch} | "
+                f"| {name} | {num_chains} x {parts} | {num_chains} | {sizes[1]} | {minibatch} | "
                 f"{x.flops / 1e3:.0f} | {alone.flops / 1e3:.0f} | {x.data / 1e6:.2f} | "
                 f"{x.batch / 1e3:.1f} | {x.others / 1e3:.2f} |"
             )
