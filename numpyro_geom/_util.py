@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -65,10 +65,10 @@ def in_trace(*trees: PyTree) -> bool:
 def at_once() -> AbstractContextManager:
     """A context in which operations on known values are carried out, also in a transformation.
 
-    Within it, JAX would also trace a program operation by operation, each compiled on its own. So
-    outside of a transformation it does nothing.
+    Within `jax.ensure_compile_time_eval` JAX would also trace a program operation by operation,
+    each compiled on its own.
     """
-    return jax.ensure_compile_time_eval() if in_trace() else nullcontext()
+    return jax.core.eval_context()
 
 
 def are_known(tree: PyTree) -> bool:

@@ -301,14 +301,15 @@ def handed_on(
     """The state of one chain or of several at new positions, with what earlier chains have learned.
 
     Each chain takes over the scale, the anchor, the step size and the number of steps of one of the
-    ``earlier`` chains, which have a leading axis. What depends on the model's arguments is computed
-    for the new ones.
+    ``earlier`` chains; several have a leading axis. What depends on the model's arguments is
+    computed for the new ones.
     """
-    potential, count = target.potential, jnp.zeros((), jnp.int32)
+    potential, single = target.potential, np.ndim(earlier.i) == 0
 
     def hand(rng_key: jax.Array, position: PyTree) -> SGState:
         key_state, key_stream, key_chain = random.split(rng_key, 3)
-        number = random.randint(key_chain, (), 0, earlier.i.shape[0])
+        count = jnp.zeros((), jnp.int32)
+        number = () if single else random.randint(key_chain, (), 0, earlier.i.shape[0])
         state: Any = jax.tree.map(lambda x: x[number], earlier)
         adaptation = state.adaptation._replace(num_warmup=jnp.asarray(num_warmup, jnp.int32))
         state = state._replace(

@@ -23,11 +23,11 @@ from typing import Any, NoReturn, Self
 
 import jax
 import numpy as np
-from jax import random
 from numpyro import util
 from numpyro.infer.mcmc import MCMC, MCMCKernel
 from numpyro.util import is_prng_key
 
+from . import _random
 from ._checks import (
     FirstAsked,
     check_arguments,
@@ -207,8 +207,8 @@ class SGKernel(MCMCKernel):
         check_keys("rng_key", rng_key)
         args, kwargs = on_device(model_args, model_kwargs)
         single = is_prng_key(rng_key)
-        split = random.split if single else jax.vmap(random.split, out_axes=1)
-        key_state, key_model = split(rng_key)
+        split = _random.split if single else jax.vmap(_random.split, out_axes=1)
+        key_state, key_model = compiled(lambda key: tuple(split(key)), rng_key)
         earlier = self._earlier() if init_params is None else None
         # settings that follow from a warm-up are those of the earlier run
         warmup = num_warmup if earlier is None else earlier.num_warmup
@@ -229,7 +229,7 @@ class SGKernel(MCMCKernel):
                 key_state,
                 num_warmup,
                 position,
-                _by_chain(earlier.last_state),
+                earlier.last_state,
             )
             self._check_start(state, args, kwargs)
             self._sample_fn = self._sample_one if single else self._sample_batch
@@ -299,9 +299,10 @@ class SGKernel(MCMCKernel):
     def _take_over(self, earlier: MCMC, position: PyTree, num_warmup: int, *, single: bool) -> bool:
         """Take over what an earlier run has chosen; whether its chains fit this model."""
         old, bound = earlier.sampler.bound, self.bound
+        state = earlier.last_state
         shapes = [
             jax.tree.map(lambda x, k=k: np.shape(x)[k:], z)
-            for z, k in ((_by_chain(earlier.last_state).z, 1), (position, 0 if single else 1))
+            for z, k in ((state.z, np.ndim(state.i)), (position, 0 if single else 1))
         ]
         alike = shapes[0] == shapes[1] and bound.settings.layout == old.settings.layout
         if not alike or (old.choice is None) != (not bound.undecided) or bound.point is not None:
@@ -432,11 +433,6 @@ class SGKernel(MCMCKernel):
 
     def _sample_batch(self, state: SGState, args: tuple, kwargs: dict) -> SGState:
         return jax.vmap(self._sample_one, in_axes=(0, None, None))(state, args, kwargs)
-
-
-def _by_chain(state: SGState) -> SGState:
-    """A state whose arrays have a leading axis of chains, also if there is one chain."""
-    return jax.tree.map(lambda x: x[None], state) if np.ndim(state.i) == 0 else state
 
 
 def _moved(bound: Bound, position: PyTree, *, single: bool) -> PyTree:

@@ -13,7 +13,6 @@ import numpy as np
 from jax import random
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, Predictive
-from scipy import stats
 from scipy.special import stdtr
 
 from .._checks import check_names
@@ -353,7 +352,8 @@ def calibrate(
         below the parameter, uniform on (0, 1) if all is right (PIT in ArviZ). ``p`` is the p-value
         of all. ``num_draws`` were ranked, as many as are independent in half of the data sets.
     """
-    import xarray as xr
+    import xarray as xr  # slow to import, as the next one is
+    from scipy import stats
 
     key_prior, key_draw, key_ties = random.split(rng_key, 3)
     prior = Predictive(model, num_samples=num_datasets)(key_prior, *args, **kwargs)

@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import numpy as np
 import numpyro
-import xarray as xr
 from numpyro.infer import MCMC, NUTS
 
 from .._checks import check_flag
@@ -318,6 +317,8 @@ def container(datasets: dict[str, Any]) -> Any:
     import arviz  # slow to import, and only needed here
 
     if int(arviz.__version__.partition(".")[0]) >= 1:
+        import xarray as xr
+
         return xr.DataTree.from_dict(datasets)
     return arviz.InferenceData(**datasets)
 
@@ -327,8 +328,10 @@ def _datasets(
     model: Model | None,
     facts: Mapping[str, Any],
     coords: Mapping[str, Sequence],
-) -> dict[str, xr.Dataset]:
+) -> dict[str, Any]:
     """The groups that are not empty, with dimensions from plates; facts are attributes."""
+    import xarray as xr
+
     library = facts["inference_library"]
     created = {
         "created_at": datetime.datetime.now(datetime.UTC).isoformat(),

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import xarray as xr
 from numpyro.infer import MCMC
 
 from .._checks import check_flag, check_number
@@ -232,8 +231,7 @@ def densities_of_rows(mcmc: MCMC, run: Run, most: int = 64) -> Arrays:
 def _check_container(source: Any) -> None:
     if hasattr(source, "posterior"):
         return
-    kinds = (xr.Dataset, getattr(xr, "DataTree", xr.Dataset))
-    if isinstance(source, kinds) or type(source).__name__ == "InferenceData":
+    if type(source).__name__ in ("Dataset", "DataTree", "InferenceData"):
         raise ValueError(
             "expected a group `posterior`, and there is none: pass what "
             "`numpyro_geom.to_inference_data(mcmc)` returns"

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.scipy.linalg import cho_solve, solve_triangular
-from scipy.optimize import minimize
 
 from .._checks import warn_outside
 from .._util import LANES
@@ -130,6 +129,8 @@ def find_mode(
     finite, the line search sees a value above all others. ``max_steps=0`` leaves the start
     unchanged.
     """
+    from scipy.optimize import minimize  # slow to import
+
     first = np.asarray(start)
     value, slope = (np.asarray(a, float) for a in evaluate(first))
     if max_steps == 0 or not np.isfinite(value):

@@ -75,11 +75,12 @@ def check_separate(
 
     def evaluated(z: dict) -> dict[str, np.ndarray]:
         """Log densities of the same rows in both batches, shape (2, positions, ...)."""
-        both = np.tile(rows, (POSITIONS, 1))
-        terms = compiled(lambda *x: lax.map(lambda x: densities(*x), x), z, both)
+        batches = np.tile(rows, (POSITIONS, 1))
+        terms = compiled(lambda *x: lax.map(lambda x: densities(*x), x), z, batches)
         found = {}
         for site in sites:
-            first, second = np.asarray(terms[site.name], float)[::2], terms[site.name][1::2]
+            both = np.asarray(terms[site.name], float)
+            first, second = both[::2], both[1::2]
             if plate in dict(site.plates):
                 first, second = first[:, places], second[:, again]
             found[site.name] = np.stack([first, second])

@@ -27,6 +27,7 @@ from .. import _random
 from .._util import (
     PyTree,
     all_finite,
+    at_once,
     lazy_cond,
     tree_axpy,
     tree_scale,
@@ -345,7 +346,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
     ) -> SGState:
         potential = target.potential
         key_steps, _ = _random.split(rng_key)
-        with jax.ensure_compile_time_eval():  # the same rows for every draw's last check
+        with at_once():  # the same rows for every draw's last check
             some_batch = compiled(partial(_some_rows, potential), np.uint32(0))
         dtype = state.potential_energy.dtype
         start = state.chain
