@@ -285,10 +285,10 @@ MISTAKES: dict[str, list[Mistake]] = {
             "expected a call of `fit`",
         ),
         Mistake(
-            "RiemannianLaplace(model).draw(key, {}, sample_shape=10)",
+            "RiemannianLaplace(model).draw(key, {}, sample_shape=1e3)",
             TypeError,
             "sample_shape",
-            "such as (100,)",
+            "an integer of at least 0",
         ),
         Mistake("SWAG(model).fit(key, X, y)", ValueError, "batch_size", "below the number of rows"),
     ],

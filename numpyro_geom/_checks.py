@@ -26,9 +26,14 @@ from ._util import PyTree, are_known
 
 
 def check_number(
-    name: str, value: Any, *, above: float | None = None, least: float | None = None
+    name: str,
+    value: Any,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    below: float = math.inf,
 ) -> float:
-    """A finite real number, strictly ``above`` or at ``least`` a bound."""
+    """A finite real number, strictly ``above`` or at ``least`` a bound, and ``below`` another."""
     if not _is_number(value):
         raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}")
     value = value.item() if hasattr(value, "dtype") else value
@@ -37,10 +42,15 @@ def check_number(
     except OverflowError:  # an integer beyond the range of floats
         number = math.inf
     bound = f"above {above:g}" if above is not None else f"at least {least:g}"
+    bound += f" and below {below:g}" if below < math.inf else ""
     too_small = (above is not None and number <= above) or (least is not None and number < least)
-    if not math.isfinite(number) or too_small:
+    if not math.isfinite(number) or too_small or number >= below:
         raise ValueError(f"{name} must be a finite number {bound}, got {value!r}")
     return number
+
+
+check_share = functools.partial(check_number, least=0.0, below=1.0)
+"""A number in [0, 1)."""
 
 
 def check_int(name: str, value: Any, *, least: int = 1) -> int:
@@ -60,13 +70,9 @@ def check_int(name: str, value: Any, *, least: int = 1) -> int:
 
 
 def check_shape(name: str, value: Any) -> tuple[int, ...]:
-    """A tuple of integers."""
-    if not isinstance(value, (tuple, list)):
-        raise TypeError(
-            f"{name} must be a tuple of integers such as (100,), got {value!r} of type "
-            f"{type(value).__name__}"
-        )
-    return tuple(check_int(name, n, least=0) for n in value)
+    """A tuple of integers; an integer alone is one of them."""
+    given = value if isinstance(value, (tuple, list)) else (value,)
+    return tuple(check_int(name, n, least=0) for n in given)
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
@@ -98,13 +104,13 @@ def check_keys(name: str, value: Any) -> Any:
 
 
 def check_model(name: str, value: Any) -> Any:
-    """A NumPyro model: a function that is not a kernel, guide or distribution."""
+    """A function, such as a NumPyro model, that is not a kernel, guide or distribution."""
     if not callable(value):
         raise TypeError(f"{name} must be callable, got {type(value).__name__}: pass a function")
     if isinstance(value, (MCMCKernel, Distribution)) or hasattr(value, "sample_posterior"):
         raise TypeError(
-            f"{name} must be a NumPyro model, got a kernel, guide or distribution, "
-            f"{type(value).__name__}: pass the model itself"
+            f"{name} must be a function, got a kernel, guide or distribution, "
+            f"{type(value).__name__}: pass the {name} itself"
         )
     return value
 
@@ -220,15 +226,11 @@ class Guide:
 
 def check_energy(name: str, energy: Any) -> None:
     """Raise unless ``energy`` is a single real number."""
-    if not isinstance(energy, (jax.Array, np.ndarray, np.generic, float, int, complex)):
+    known = isinstance(energy, (jax.Array, np.ndarray, np.generic, float))
+    if not known or np.shape(energy) or not jnp.issubdtype(jnp.result_type(energy), jnp.floating):
         raise ValueError(
-            f"{name} must be a floating point scalar, got {energy!r} of type "
-            f"{type(energy).__name__}: return the energy alone"
-        )
-    if jnp.shape(energy) != () or not jnp.issubdtype(jnp.result_type(energy), jnp.floating):
-        raise ValueError(
-            f"{name} must be a floating point scalar, got shape {jnp.shape(energy)} and dtype "
-            f"{jnp.result_type(energy)}: sum over rows"
+            f"{name} must be a floating point scalar, got {_kind(energy)}: return the energy "
+            "alone, summed over rows"
         )
 
 

@@ -312,7 +312,7 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         "a subclass of Metric, got <obj",
     ),
-    "decay 1": (lambda: RMSprop(decay=1.0), ValueError, r"decay must be a number in \[0, 1\)"),
+    "decay 1": (lambda: RMSprop(decay=1.0), ValueError, "decay must be .* below 1"),
     "eps 0": (lambda: RMSprop(eps=0.0), ValueError, "eps must be a finite number above 0"),
     "alpha2 negative": (lambda: Monge(alpha2=-1.0), ValueError, "alpha2 must be .*at least 0"),
     "interval 0": (lambda: Shampoo(interval=0), ValueError, "interval must be .*at least 1"),
@@ -395,7 +395,11 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "must map the step count.*to a real scalar",
     ),
     "period 0": (lambda: cyclical(0.1, 0), ValueError, "period must be .*at least 1"),
-    "explore all": (lambda: cyclical(0.1, 10, explore=1.0), ValueError, "explore must be a frac"),
+    "explore all": (
+        lambda: cyclical(0.1, 10, explore=1.0),
+        ValueError,
+        "explore must be .* below 1",
+    ),
     "bias_tolerance 0": (model(bias_tolerance=0.0), ValueError, "bias_tolerance .*above 0"),
     # num_steps
     "num_steps 0": (model(num_steps=0), ValueError, "num_steps must be .*at least 1, got 0"),
@@ -479,7 +483,7 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "AdamSGLD square_decay nan": (
         lambda: AdamSGLD(normal_mean, square_decay=float("nan")),
         ValueError,
-        "square_decay must be a finite number at least 0, got nan",
+        "square_decay must be a finite number .*, got nan",
     ),
     # SWAG
     "SWAG learning_rate negative": (
@@ -622,7 +626,7 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "vector potential": (
         energy(lambda z: z),
         ValueError,
-        r"must be a floating point scalar, got shape \(2,\).*sum over rows",
+        r"must be a floating point scalar, got .*shape \(2,\).*over rows",
     ),
     "potential returns None": (energy(lambda z: None), ValueError, "floating point scalar.*None"),
     "potential of three arguments": (
@@ -701,7 +705,7 @@ OWN: dict[str, list[tuple[dict[str, Any], type[Exception], str]]] = {
         ({"divergence": "frozen"}, TypeError, "argument 'divergence'"),
     ],
     "GGMC": [
-        ({"target_accept": 1}, ValueError, "target_accept must be below 1, got 1"),
+        ({"target_accept": 1}, ValueError, "target_accept must be .* below 1, got 1"),
         ({"target_accept": "x"}, ValueError, "target_accept must be 'auto' or a number below 1"),
         ({"temperature": 0.0}, ValueError, "temperature must be above 0.*got 0.*nothing to test"),
         ({"step_size": EXPLORING}, ValueError, "GGMC needs noise at every step.*use explore=0"),
@@ -829,7 +833,7 @@ def test_the_same_settings_without_a_mistake_are_accepted() -> None:
     [
         (lambda z: jnp.nan, "the energy is not finite where the chain starts"),
         (lambda z: None, "full_potential_fn must be a floating point scalar, got None"),
-        (lambda z: 1j, "full_potential_fn must be a floating point scalar, got shape .* complex"),
+        (lambda z: 1j, "full_potential_fn must be a floating point scalar, got .*complex"),
     ],
     ids=["nan", "none", "complex"],
 )

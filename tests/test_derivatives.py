@@ -17,6 +17,7 @@ from numpyro.infer import MCMC
 from tiers import short
 
 from numpyro_geom import GGMC, SGHMC, SGRLD, RiemannianLaplace
+from numpyro_geom._checks import SamplingWarning
 from numpyro_geom.model.derivatives import jvp, linearize
 from numpyro_geom.model.jaxprs import inner
 
@@ -191,10 +192,49 @@ def test_chains_are_those_of_the_same_density_with_forward_mode(x64: None, make:
     np.testing.assert_allclose(draws(softplus), draws(jax.nn.softplus), rtol=1e-6)
 
 
-def test_a_guide_in_the_fisher_metric_says_what_to_do() -> None:
-    model, *data = counts(softplus)
-    with pytest.raises(ValueError, match="expected a model with forward-mode derivatives"):
+def on_host(x: jax.Array) -> jax.Array:
+    """The slope of softplus, by a callback, which has no derivative."""
+    return jax.pure_callback(
+        lambda x: 1 / (1 + np.exp(-np.asarray(x))), x, x, vmap_method="expand_dims"
+    )
+
+
+@jax.custom_jvp
+def softplus_once(x: jax.Array) -> jax.Array:
+    return jax.nn.softplus(x)
+
+
+softplus_once.defjvp(lambda x, t: (softplus_once(*x), t[0] * on_host(*x)))
+
+
+@pytest.mark.parametrize("link", [softplus, softplus_once])
+def test_a_guide_in_the_fisher_metric_says_what_to_do(link: Callable) -> None:
+    model, *data = counts(link)
+    with pytest.raises(ValueError, match="expected a model with forward-mode derivatives, twice"):
         RiemannianLaplace(model).fit(jax.random.key(0), *data, num_starts=1, max_steps=0)
+
+
+def test_a_callback_without_a_derivative_is_named() -> None:
+    model, *data = counts(on_host)
+    said = pytest.raises(ValueError, match="callback without a derivative: expected .*custom_jvp")
+    with said:
+        SGHMC(model).init(jax.random.key(0), 1, None, tuple(data), {})
+    with said:
+        RiemannianLaplace(model).fit(jax.random.key(0), *data, num_starts=1, max_steps=0)
+
+
+def test_linearised_predictions_without_forward_mode() -> None:
+    """The logarithm of a rate is linear in the draws."""
+    model, x, y = counts(softplus)
+    guide, keys = RiemannianLaplace(model, "euclidean", mode="euclidean"), jax.random.key(1)
+    start = {"slope": jnp.zeros(2), "level": jnp.zeros(())}
+    with pytest.warns(SamplingWarning, match="has not converged"):
+        params = guide.fit(jax.random.key(0), x, y, init_params=start, max_steps=0)
+    found = guide.predictive(keys, params, x, y, num_samples=4, linearized=True).log_likelihood
+    draws = guide.sample_posterior(jax.random.split(keys)[0], params, sample_shape=4)
+    moved = (draws["slope"] @ x.T + draws["level"][:, None]) / 2 / np.log(2)
+    expected = dist.Poisson(np.log(2) * np.exp(moved)).log_prob(y)
+    np.testing.assert_allclose(found["y"], expected, rtol=1e-4)
 
 
 @jax.custom_jvp

@@ -60,13 +60,17 @@ def test_no_argument_takes_what_it_cannot_use(call: str, value: str) -> None:
 FOUND = {
     "Monge alpha2=10**400": "alpha2 must be a finite number",
     "Expanded right=float16": "right must be an integer of at least 0, got array",
-    "SWAG model=distribution": "model must be a NumPyro model, got .* distribution, Normal",
+    "SWAG model=distribution": "model must be a function, got .* distribution, Normal",
     "diagnose var_names=0.5": "var_names must be a name or a list of names, got 0.5",
     "compare_draws var_names=mcmc": "var_names must be a name or a list of names, got MCMC",
     "PredictionStream labels=keys": "labels must be an array",
     "PredictionStream batch=key": "predictions must be an array, got .*which NumPy cannot read",
     "RiemannianLaplace.sample_posterior params=0.0": "expected params with 'auto_loc'.* got float",
     "RiemannianLaplace.sample_posterior params=matrix": "expected params .* got ndarray",
+    "train y=jax": r"values of site 'y' have shape \(12, 2\), and its dist.* \(12,\): exp",
+    "SGRLD x=complexes": "the energy of the model is complex: expected a real one",
+    "GGMC potential_fn=distribution": "potential_fn must be a function, got .*Normal",
+    "RiemannianLaplace.sample_posterior sample_shape=texts": "sample_shape must be an integer",
     "SGNHT divergence=3-D": "SGNHT got an unexpected keyword argument 'divergence'",
 }
 """Cases that once ended in another way, and the error of each now."""

@@ -429,7 +429,7 @@ MISTAKES = {
         TypeError,
         "groups must map names of sites to names of groups",
     ),
-    "decay one": (lambda: ISGD(regression, decay=1.0), ValueError, r"decay must be .*\[0, 1\)"),
+    "decay one": (lambda: ISGD(regression, decay=1.0), ValueError, "decay must be .* below 1"),
     "decay negative": (lambda: ISGD(regression, decay=-0.1), ValueError, "decay must be"),
     "decay text": (lambda: ISGD(regression, decay="0.5"), TypeError, "decay must be a number"),
     "temperature": (lambda: ISGD(regression, temperature=-1.0), ValueError, "temperature must be"),

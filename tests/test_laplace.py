@@ -378,9 +378,9 @@ def test_a_start_that_is_given_is_the_mode_without_steps() -> None:
     with pytest.warns(SamplingWarning, match="has not converged"):
         params = guide.fit(KEY, X, y, init_params=given, max_steps=0)
     np.testing.assert_array_equal(params["auto_loc"], given["w"])
-    with pytest.raises(ValueError, match="unconstrained values for the sites"):
+    with pytest.raises(ValueError, match="does not match the latent sites"):
         guide.fit(KEY, X, y, init_params={"v": 1.0})
-    with pytest.raises(ValueError, match="must have shape"):
+    with pytest.raises(ValueError, match="expected the unconstrained shape"):
         guide.fit(KEY, X, y, init_params={"w": jnp.ones(2)})
 
 

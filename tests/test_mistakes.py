@@ -14,11 +14,11 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
-from numpyro.infer import HMCECS, MCMC, DiscreteHMCGibbs, HMCGibbs, MixedHMC
+from numpyro.infer import HMCECS, MCMC, NUTS, DiscreteHMCGibbs, HMCGibbs, MixedHMC
 from numpyro.infer.gibbs import CustomGibbs, Gibbs
 from scripts import load_script
 
-from numpyro_geom import SGRLD, SGKernel
+from numpyro_geom import SGRLD, RiemannianLaplace, SGKernel, run_in_segments
 from numpyro_geom._checks import SamplingWarning, warn_outside
 from numpyro_geom.diagnostics.moments import gradients_at_draws
 from numpyro_geom.diagnostics.replay import pointwise_log_prob
@@ -197,7 +197,7 @@ def test_rows_and_shifted_rows_are_not_warned_of() -> None:
 
 
 def shares(x: np.ndarray, y: np.ndarray) -> None:
-    w = numpyro.sample("w", dist.Normal().expand([4, 4]).to_event(2))
+    w = numpyro.sample("w", dist.Normal().expand([x.shape[1], 4]).to_event(2))
     with numpyro.plate("data", len(y)) as i:
         means = jax.nn.softmax(jnp.asarray(x)[i] @ w)
         numpyro.sample("y", dist.Dirichlet(12 * means), obs=jnp.asarray(y)[i])
@@ -250,5 +250,49 @@ def test_gradients_at_draws_that_jaxlib_computes_wrongly() -> None:
     alone = jax.jit(jax.grad(model.energy))({name: x[-1] for name, x in position.items()})
     np.testing.assert_allclose(arrays["grad_U.size"][0, -1], alone["size"], rtol=1e-3)
     if sums_wrongly():
-        with pytest.raises(RuntimeError, match="computes the energy or gradient of chain"):
+        with pytest.raises(RuntimeError, match="computes the energy, gradient or sites of chain"):
             check_lanes(model, position)
+
+
+def test_predictions_of_a_guide_are_those_one_by_one() -> None:
+    """The log densities of the last of 32 draws in a batch are off by several nats a row."""
+    keys = random.split(random.key(0), 3)
+    x = np.asarray(random.normal(keys[0], (1200, 2)))
+    y = np.asarray(random.dirichlet(keys[1], 3 * jnp.ones(4), (1200,)))
+    guide = RiemannianLaplace(shares, "euclidean", mode="euclidean")
+    start = {"w": jnp.zeros((2, 4))}
+    with pytest.warns(SamplingWarning, match="has not converged"):
+        params = guide.fit(keys[2], x, y, init_params=start, max_steps=0)
+    guide._told = True  # that the draws are far off
+    key, _ = random.split(keys[2])
+    w = guide.sample_posterior(key, params, sample_shape=32)["w"]
+    found = guide.predictive(keys[2], params, x, y, num_samples=32).log_likelihood["y"]
+    law = dist.Dirichlet(12 * jax.nn.softmax(x @ w[-1]))
+    np.testing.assert_allclose(found[-1], law.log_prob(y), rtol=1e-3, atol=1e-2)
+
+
+def test_sites_and_predictions_of_chains_that_jaxlib_computes_wrongly() -> None:
+    """A run in segments computes predictions of all chains in one program."""
+    x = np.random.default_rng(0).normal(3, 1, (20_000, 2)).astype(np.float32)
+
+    def sums(c: jax.Array) -> jax.Array:
+        return (x * c).sum(-1) - c.sum(-1)
+
+    def model() -> None:
+        c = numpyro.sample("c", dist.Normal().expand([2]).to_event(1))
+        with numpyro.plate("data", len(x)):
+            numpyro.deterministic("mean", sums(c))
+
+    c = 1 + random.normal(random.key(0), (2, 2))
+    mcmc = MCMC(
+        NUTS(lambda: numpyro.sample("c", dist.Normal().expand([2]).to_event(1))),
+        num_warmup=1, num_samples=1, num_chains=2, chain_method="vectorized", progress_bar=False,
+        postprocess_fn=lambda z: sums(z["c"]),
+    )  # fmt: skip
+    if not sums_wrongly():
+        check_lanes(read(model, ()), {"c": c})
+        return
+    with pytest.raises(RuntimeError, match="energy, gradient or sites of chain 1"):
+        check_lanes(read(model, ()), {"c": c})
+    with pytest.raises(RuntimeError, match="postprocess_fn of chain 1"):
+        run_in_segments(mcmc, random.key(0))

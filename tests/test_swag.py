@@ -253,7 +253,7 @@ def test_a_mode_is_needed() -> None:
         SWAG(linear, **SHORT).fit(random.key(0), X, Y)
 
 
-@pytest.mark.parametrize("shape", [5, "5", (2.5,), (-1,)])
+@pytest.mark.parametrize("shape", ["5", (2.5,), (-1,)])
 def test_bad_sample_shapes(shape: Any) -> None:
     guide = SWAG(linear, batch_size=50)
     with pytest.raises((TypeError, ValueError), match="sample_shape must be"):

@@ -143,7 +143,7 @@ def test_chains_swag_and_guides_start_there() -> None:
     ("error", "match", "settings"),
     [
         (TypeError, "optimiser must be one of optax", {"optimiser": "adam"}),
-        (ValueError, "validation must be below 1", {"validation": 1.0, "batch_size": 20}),
+        (ValueError, "validation must be .* below 1", {"validation": 1.0, "batch_size": 20}),
         (ValueError, "expected a batch_size, or validation=0", {"validation": 0.1}),
         (ValueError, r"batch_size=190 is more than the 180 rows", {"batch_size": 190}),
         (ValueError, "num_epochs must be an integer", {"num_epochs": 0}),

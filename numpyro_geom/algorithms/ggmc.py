@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -12,7 +13,7 @@ from numpyro.infer import init_to_uniform
 from numpyro.infer.hmc_util import dual_averaging
 
 from .. import _random
-from .._checks import check_int, check_number
+from .._checks import check_int, check_model, check_number
 from .._util import lazy_cond, tree_axpy, tree_size, tree_vdot, tree_where
 from ..kernel import PyTree, SGKernel
 from ..metrics.base import MetricLike
@@ -170,7 +171,9 @@ class GGMC(SGKernel):
             locals(),
             {
                 "num_data": optional(check_int),
-                "target_accept": auto_or(_probability, "a number below 1"),
+                "target_accept": auto_or(
+                    partial(check_number, above=0, below=1), "a number below 1"
+                ),
             },
         )
         _check(self.settings)
@@ -392,16 +395,9 @@ def _check(settings: Settings) -> None:
                 f"a stochastic potential_fn needs {name}: pass the energy itself as "
                 "full_potential_fn(z), and the number of observations as num_data"
             )
-    if not callable(full):
-        raise TypeError("full_potential_fn must be callable, got " + type(full).__name__)
+    check_model("full_potential_fn", full)
     if takes_rng_key(full):
         raise TypeError(
             "full_potential_fn must be the energy itself, f(z), and this one takes a key: "
             "pass the function that potential_fn estimates"
         )
-
-
-def _probability(name: str, value: Any) -> float:
-    if check_number(name, value, above=0.0) >= 1:
-        raise ValueError(f"{name} must be below 1, got {value!r}")
-    return float(value)

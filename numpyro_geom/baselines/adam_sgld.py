@@ -11,11 +11,10 @@ import jax.numpy as jnp
 from numpyro.infer import init_to_uniform
 
 from .. import _random
-from .._checks import check_number
+from .._checks import check_number, check_share
 from .._util import tree_vdot
 from ..algorithms.langevin import langevin_move
 from ..kernel import PyTree, SGKernel
-from ..metrics.base import check_decay
 from ..model.potential import Potential
 from ..sampling.algorithm import MAX_SETTLING_STEPS, Algorithm, Step, langevin_algorithm
 from ..sampling.settings import Settings, positive
@@ -109,8 +108,8 @@ class AdamSGLD(SGKernel):
             locals(),
             {
                 "drift": partial(check_number, least=0.0),
-                "mean_decay": check_decay,
-                "square_decay": check_decay,
+                "mean_decay": check_share,
+                "square_decay": check_share,
                 "eps": positive,
             },
         )

@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 from numpyro.infer import init_to_uniform
 
+from .._checks import check_share
 from .._random import tree_normal
 from .._util import tree_vdot, tree_where
 from ..kernel import PyTree, SGKernel
-from ..metrics.base import Metric, check_decay, zeros_of
+from ..metrics.base import Metric, zeros_of
 from ..model.potential import Potential
 from ..sampling.algorithm import Algorithm, Step, check_noisy, langevin_algorithm
 from ..sampling.settings import Settings
@@ -64,7 +65,7 @@ class GroupRate(Metric):
     decay: float = 0.5
 
     def __post_init__(self) -> None:
-        check_decay("decay", self.decay)
+        check_share("decay", self.decay)
         if self.groups is None:
             return
         if not isinstance(self.groups, Mapping) or not all(

@@ -27,6 +27,7 @@ from ..model.arguments import on_device
 from ..model.derivatives import linearize
 from ..model.model import Model
 from ..model.potential import Potential
+from ..model.start import wrong_lane
 from ..sampling.algorithm import check_noisy
 from ..sampling.settings import auto_or, positive
 from ..warmup.lanczos import LANCZOS_STEPS, extreme_eigenvalues
@@ -199,7 +200,7 @@ class SWAG(Guide):
         rng_key: jax.Array,
         params: SWAGParams,
         *args: Any,
-        sample_shape: tuple[int, ...] = (),
+        sample_shape: int | tuple[int, ...] = (),
         **kwargs: Any,
     ) -> dict[str, jax.Array]:
         """Draw site values, deterministic sites included.
@@ -222,7 +223,9 @@ class SWAG(Guide):
 
         if not shape:
             return draw(rng_key)
-        values = lax.map(draw, random.split(rng_key, math.prod(shape)), batch_size=LANES)
+        keys = random.split(rng_key, math.prod(shape))
+        wrong = wrong_lane((draw,), keys[:LANES], model.plan.sizes.values())
+        values = lax.map(draw, keys, batch_size=1 if wrong else LANES)
         return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), values)
 
     def median(self, params: SWAGParams, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:

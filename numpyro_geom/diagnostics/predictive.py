@@ -69,7 +69,12 @@ class PredictionStream:
     """
 
     def __init__(self, labels: Any = None, *, logits: bool = False) -> None:
-        self._labels = None if labels is None else _check_labels(labels)
+        self._labels: np.ndarray | None = None
+        if labels is not None:
+            y = as_array("labels", labels)
+            if y.dtype.kind not in "iub":
+                raise TypeError(f"labels must be integers, numbers of classes, got {y.dtype}")
+            self._labels = y.astype(np.int64)
         self._logits = check_flag("logits", logits)
         self._shape: tuple[int, ...] = ()  # chains, rows, classes
         self.num_draws = 0
@@ -103,8 +108,12 @@ class PredictionStream:
                 f"predictions must have the chains, rows and classes {self._shape} as before, got "
                 f"{shape}: use another stream for other chains or rows"
             )
-        if self._labels is not None:
-            _check_fit(self._labels, rows, classes)
+        if (y := self._labels) is not None and y.shape != (rows,):
+            raise ValueError(f"labels must have shape ({rows},), one per row, got {y.shape}")
+        if y is not None and (y.min() < 0 or y.max() >= classes):
+            raise ValueError(
+                f"labels must lie between 0 and {classes - 1}, got some from {y.min()} to {y.max()}"
+            )
         p, log_p = _normalised(x, self._logits)
         self._shape = shape
         self.num_draws += chains * x.shape[1]
@@ -206,22 +215,6 @@ def _normalised(x: np.ndarray, logits: bool) -> tuple[np.ndarray, np.ndarray]:
     x = x / total[..., None]
     with np.errstate(divide="ignore"):
         return x, np.log(x)
-
-
-def _check_labels(labels: Any) -> np.ndarray:
-    y = as_array("labels", labels)
-    if y.dtype.kind not in "iub":
-        raise TypeError(f"labels must be integers, the numbers of classes, got dtype {y.dtype}")
-    return y.astype(np.int64)
-
-
-def _check_fit(y: np.ndarray, rows: int, classes: int) -> None:
-    if y.shape != (rows,):
-        raise ValueError(f"labels must have shape ({rows},), one per row, got {y.shape}")
-    if y.min() < 0 or y.max() >= classes:
-        raise ValueError(
-            f"labels must lie between 0 and {classes - 1}, got some from {y.min()} to {y.max()}"
-        )
 
 
 # --- leaving out rows

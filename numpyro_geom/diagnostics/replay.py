@@ -7,6 +7,7 @@ The results are collected on the host.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -83,19 +84,16 @@ def pointwise_log_prob(
 ) -> Arrays:
     """Pointwise log likelihood of sites, on all rows or some, for some draws at a time."""
 
-    def of_one(draw: Arrays) -> dict[str, jax.Array]:
-        return model.log_prob(draw, rows or {}, names)
+    def of_one(arrays: list, draw: Arrays) -> dict[str, jax.Array]:
+        return model.with_arrays(arrays).log_prob(draw, rows or {}, names)
 
-    @jax.jit
-    def log_prob(arrays: list, draws: Arrays) -> dict[str, jax.Array]:
-        known = model.with_arrays(arrays)
-        return jax.vmap(lambda draw: known.log_prob(draw, rows or {}, names))(draws)
-
+    log_prob = jax.jit(jax.vmap(of_one, (None, 0)))
     num_draws = next(iter(draws.values())).shape[0]
     whole = jax.eval_shape(log_prob, model.arrays, draws)
     values = sum(x.size for x in whole.values()) // num_draws
     chunk = min(num_draws, LANES, num_at_once(32 * values))
-    if wrong_lane((of_one,), {name: x[:chunk] for name, x in draws.items()}, [values]):
+    some, one = {name: x[:chunk] for name, x in draws.items()}, partial(of_one, model.arrays)
+    if wrong_lane((one,), some, [values]):
         chunk = 1
     found = {name: np.empty(x.shape, x.dtype) for name, x in whole.items()}
     for first in range(0, num_draws, chunk):

@@ -188,25 +188,6 @@ def pareto_shape(log_weights: np.ndarray) -> float:
 # --- chunks
 
 
-def draw_at_once(
-    posterior: FlatPosterior,
-    loc: Flat,
-    at: AtMode,
-    keys: jax.Array,
-    *,
-    log_weight: bool,
-    chunk: int,
-) -> tuple[Geodesic, jax.Array]:
-    """One draw for each key, in one program, for callers that JAX transforms."""
-
-    def one(key: jax.Array) -> tuple[Geodesic, jax.Array]:
-        first = gaussian(posterior, loc, at, key[None])
-        ends = follow(posterior, loc, at, *first, log_weight=log_weight)
-        return jax.tree.map(lambda x: x[0], ends)
-
-    return lax.map(one, keys, batch_size=chunk)
-
-
 def follow_in_chunks(
     follow: Callable[[Flat, jax.Array, int], tuple],
     draws: Flat,
@@ -269,7 +250,7 @@ def chunk_size(posterior: FlatPosterior, *, log_weight: bool) -> int:
         entries += rows * posterior.size + posterior.size**2
     if settings.metric == "monge-log" or (log_weight and not straight):
         entries *= posterior.size + 1
-    return min(num_at_once(entries), MOST_AT_ONCE)
+    return min(num_at_once(entries), MOST_AT_ONCE if posterior.lanes > 1 else 1)
 
 
 # --- one chunk
@@ -365,7 +346,7 @@ def _log_normalizer(posterior: FlatPosterior, loc: Flat, at: AtMode) -> jax.Arra
 def constrain(posterior: FlatPosterior, loc: Flat, flat: Flat) -> dict:
     """Site values at flat positions, deterministic sites included."""
     replay = posterior.model.replay
-    return lax.map(lambda x: replay(posterior.unravel(x)), flat, batch_size=LANES)
+    return lax.map(lambda x: replay(posterior.unravel(x)), flat, batch_size=posterior.lanes)
 
 
 def _start(settings: LaplaceSettings, at: AtMode, draw: Flat) -> tuple[Flat, Any, jax.Array]:

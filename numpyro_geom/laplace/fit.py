@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import lax, random
 from jax.scipy.linalg import cho_solve, solve_triangular
 
 from .._checks import warn_outside
-from .._util import LANES
+from .._util import LANES, in_trace, num_at_once
 from ..model.arrowhead import ArrowRoot, Layout
-from ..model.derivatives import linearize
+from ..model.derivatives import jvp, linearize
 from ..model.potential import in_coordinates
+from ..model.start import wrong_lane
 from ..sampling.state import Target
 from ..warmup.law import find_law
 from .information.form import Flat
@@ -157,14 +158,25 @@ def value_and_slope(posterior: FlatPosterior, loc: None, position: Flat) -> tupl
     return jax.value_and_grad(objective(posterior))(position)
 
 
-def _with_hessian(energy: Callable[[Flat], jax.Array], theta: Flat) -> tuple:
-    """Energy, gradient and Hessian; columns of the Hessian by forward over reverse mode."""
+def _hessian(posterior: FlatPosterior, theta: Flat) -> jax.Array:
+    """The Hessian of U; columns by forward over reverse mode."""
     # XLA's CPU Fourier transforms do not accept the memory layout of a batch for LAPACK
-    transforms = "fft[" in str(jax.make_jaxpr(energy)(theta))
-    (value, gradient), push = linearize(jax.value_and_grad(energy), theta)
+    transforms = "fft[" in str(jax.make_jaxpr(posterior.energy)(theta))
+    _, push = linearize(jax.grad(posterior.energy), theta)
     eye = jnp.eye(theta.size, dtype=theta.dtype)
-    matrix = lax.map(lambda v: push(v)[1], eye, batch_size=None if transforms else LANES)
-    return value, gradient, (matrix + matrix.T) / 2
+    return lax.map(push, eye, batch_size=None if transforms else posterior.lanes)
+
+
+def num_lanes(posterior: FlatPosterior, theta: Flat) -> int:
+    """How many positions are evaluated at once: one if jaxlib computes a batch of them wrongly."""
+    if in_trace(theta) or posterior.model.on_host:
+        return LANES
+    shape = min(LANES, num_at_once(theta.size)), theta.size
+    near = theta + random.normal(random.key(0), shape, theta.dtype) / 10
+    gradient = jax.grad(posterior.energy)
+    fns: list[Callable] = [posterior.energy, gradient, lambda v: jvp(gradient, theta, v)[1]]
+    fns.append(lambda x: posterior.model.replay(posterior.unravel(x)))
+    return 1 if wrong_lane(fns, near, posterior.model.plan.sizes.values()) else LANES
 
 
 def objective(posterior: FlatPosterior) -> Callable[[Flat], jax.Array]:
@@ -226,7 +238,7 @@ def at_mode(posterior: FlatPosterior, loc: Flat) -> AtMode:
     if settings.precision == "fisher":
         matrix = fisher_of(posterior).dense(loc)
     else:
-        *_, matrix = _with_hessian(posterior.energy, loc)
+        matrix = _hessian(posterior, loc)
     eye = jnp.eye(posterior.size, dtype=loc.dtype)
     matrix = (matrix + matrix.T) / 2 + settings.damping * eye
     values, vectors = jnp.linalg.eigh(matrix)
@@ -263,7 +275,7 @@ def _surroundings_of(
         up, down = gradient(loc + root), gradient(loc - root)
         return (up + down) / 2 - gradient(loc), acceleration(loc, root) / 2, (up - down) / 2
 
-    slopes, bends, changes = lax.map(along, roots, batch_size=LANES)
+    slopes, bends, changes = lax.map(along, roots, batch_size=posterior.lanes)
     mean = -cho_solve((factor, True), gradient(loc) + jnp.sum(slopes, 0)) - jnp.sum(bends, 0)
     shift = jnp.linalg.norm(factor.T @ mean)
     curvature = roots @ changes.T
@@ -277,15 +289,14 @@ def _surroundings_of(
 def _forms_precision(posterior: FlatPosterior) -> bool:
     """Whether P is formed. If not, its draws come from perturb-and-solve."""
     settings = posterior.settings
-    if settings.metric == "monge-log":
-        check_dense(posterior.size, "metric='monge-log'", "metric='monge'")
-        return True
-    if settings.precision == "hessian":
-        check_dense(posterior.size, "precision='hessian'", "precision='fisher'")
-        return True
-    if settings.damping > 0:
-        check_dense(posterior.size, "damping", "damping=0")
-        return True
+    for forms, what, instead in (
+        (settings.metric == "monge-log", "metric='monge-log'", "metric='monge'"),
+        (settings.precision == "hessian", "precision='hessian'", "precision='fisher'"),
+        (settings.damping > 0, "damping", "damping=0"),
+    ):
+        if forms:
+            check_dense(posterior.size, what, instead)
+            return True
     return settings.mode == "mean"
 
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from jax import random
+from jax import lax, random
 from numpyro import handlers
 from numpyro.infer import init_to_uniform
 from numpyro.infer.autoguide import AutoContinuous
@@ -34,14 +34,14 @@ from .._checks import (
     check_shape,
     warn_outside,
 )
-from .._util import at_once, in_trace, is_traced
+from .._util import LANES, at_once, in_trace, is_traced
 from ..model.arguments import differentiated, on_device
 from ..model.arrowhead import ArrowRoot, Layout, find_layout
 from ..model.bad_rows import check_finite
 from ..model.jaxprs import lean_options
 from ..model.model import Model, read
 from ..model.potential import in_coordinates
-from ..model.start import with_params, wrong_lane
+from ..model.start import as_position, with_params, wrong_lane
 from . import draw as drawing
 from .draw import LaplaceDraws
 from .fit import (
@@ -55,13 +55,14 @@ from .fit import (
     find_mode,
     half_log_det,
     nearest_law,
+    num_lanes,
     value_and_slope,
     warn_of_mode,
 )
 from .geodesic import Geodesic, RiemannianMetric
 from .information.form import Flat, Structure
 from .metrics import learn
-from .predictive import FlatPosterior, Predictions, predict
+from .predictive import FlatPosterior, Predictions, predict, predicted
 from .settings import LaplaceSettings
 
 PARAMS = ("param", "mutable")
@@ -288,7 +289,7 @@ class RiemannianLaplace(Guide, AutoContinuous):
         rng_key: jax.Array,
         params: dict[str, jax.Array],
         *args: Any,
-        sample_shape: tuple[int, ...] = (),
+        sample_shape: int | tuple[int, ...] = (),
         log_weight: bool = False,
         progress_bar: bool = True,
         **kwargs: Any,
@@ -340,7 +341,7 @@ class RiemannianLaplace(Guide, AutoContinuous):
         rng_key: jax.Array,
         params: dict[str, jax.Array],
         *args: Any,
-        sample_shape: tuple[int, ...] = (),
+        sample_shape: int | tuple[int, ...] = (),
         resample: bool = False,
         **kwargs: Any,
     ) -> dict[str, jax.Array]:
@@ -427,7 +428,13 @@ class RiemannianLaplace(Guide, AutoContinuous):
             key_draw, params, sample_shape=(num_samples,), progress_bar=progress_bar
         ).unconstrained
         data = self._with_data(args, kwargs)
-        return self._run(predict, data, params, key_sites, draws, linearized=linearized)
+        given = self._posterior(params, data), params[f"{self.prefix}_loc"]
+        one = partial(predicted(*given, linearized=linearized), key_sites)
+        rows = max(x.size for x in jax.tree.leaves(jax.eval_shape(one, draws[0])))
+        static = {"linearized": linearized, "lanes": LANES}
+        if wrong_lane((one,), draws[:LANES], [rows]):
+            static["lanes"] = 1
+        return self._run(predict, data, params, key_sites, draws, **static)
 
     # As NumPyro uses guides
 
@@ -480,12 +487,13 @@ class RiemannianLaplace(Guide, AutoContinuous):
             self._read = model.replace(args=(), kwargs={})
             return
         self._data = model
-        if self._layout is not None:
-            return
+        posterior = self._posterior({}, model)
         with handlers.block(), at_once():
-            posterior = learn(self._posterior({}, model), self._init_latent)
-        names = ("structure", "diagonal_prior")
-        self._learned = {name: getattr(posterior, name) for name in names}
+            posterior = posterior.replace(lanes=num_lanes(posterior, self._init_latent))
+            if self._layout is None:
+                posterior = learn(posterior, self._init_latent)
+        learned = ("structure", "diagonal_prior", "lanes")
+        self._learned = {name: getattr(posterior, name) for name in learned}
 
     def _sample_latent(self, *args: Any, **kwargs: Any) -> jax.Array:
         kwargs.pop("sample_shape", None)
@@ -524,13 +532,12 @@ class RiemannianLaplace(Guide, AutoContinuous):
             warn_outside(str(x.message), x.category)
 
     def _get_posterior(self) -> Any:
+        """Raise: there is no distribution in closed form."""
         raise NotImplementedError(
             "a RiemannianLaplace guide has no distribution in closed form: use `sample_posterior`"
         )
 
-    def get_base_dist(self) -> Any:
-        """Raise: there is no base distribution in closed form."""
-        return self._get_posterior()
+    get_base_dist = _get_posterior
 
     # The model, its data and compiled functions of them
 
@@ -543,7 +550,9 @@ class RiemannianLaplace(Guide, AutoContinuous):
         with handlers.seed(rng_seed=keys[0]):
             self._setup_prototype(*args, **kwargs)
         if init is not None:
-            return self._flat(init)[None]
+            latent = self._unpack_latent(self._init_latent)
+            found = as_position(init, latent, self.model, (), {}, batched=False, constrained=False)
+            return jnp.concatenate([jnp.ravel(x) for x in found.values()])[None]
         starts = [self._init_latent]
         args, kwargs = on_device(args, kwargs)
         for key in keys[1:]:
@@ -587,23 +596,6 @@ class RiemannianLaplace(Guide, AutoContinuous):
             )
         return data
 
-    def _flat(self, values: Mapping[str, Any]) -> Flat:
-        position = self._unpack_latent(self._init_latent)
-        if not isinstance(values, Mapping) or set(position) != set(values):
-            got = [*values] if isinstance(values, Mapping) else type(values).__name__
-            raise ValueError(
-                f"init_params must have unconstrained values for the sites {sorted(position)}, got "
-                f"{got}"
-            )
-        for name, value in position.items():
-            if jnp.shape(values[name]) != value.shape:
-                raise ValueError(
-                    f"init_params[{name!r}] must have shape {value.shape}, got "
-                    f"{jnp.shape(values[name])}"
-                )
-        parts = [jnp.ravel(jnp.asarray(values[n], v.dtype)) for n, v in position.items()]
-        return jnp.concatenate(parts)
-
     @differentiated()
     def _run(self, fn: Callable, model: Model, params: dict, *inputs: Any, **static: Any) -> Any:
         """``fn(posterior, loc, *inputs, **static)``, compiled once for each structure."""
@@ -639,8 +631,14 @@ class RiemannianLaplace(Guide, AutoContinuous):
         if not (traced or isinstance(at.factor, ArrowRoot)):
             check_definite(self.settings, at, loc)
         if traced or is_traced(keys):
-            drawn = (posterior, loc, at, keys)
-            return drawing.draw_at_once(*drawn, log_weight=log_weight, chunk=chunk)
+            given = posterior, loc, at
+
+            def one(key: jax.Array) -> tuple[Geodesic, jax.Array]:
+                first = drawing.gaussian(*given, key[None])
+                ends = drawing.follow(*given, *first, log_weight=log_weight)
+                return jax.tree.map(lambda x: x[0], ends)
+
+            return lax.map(one, keys, batch_size=chunk)
 
         def follow(draws: jax.Array, squares: jax.Array, max_steps: int) -> tuple:
             static = {"log_weight": log_weight, "max_steps": max_steps}
@@ -650,8 +648,6 @@ class RiemannianLaplace(Guide, AutoContinuous):
         parts = [keys[piece] for piece in drawing.pieces(count, chunk)]
         starts = [self._run(drawing.gaussian, data, params, at, part) for part in parts]
         draws, squares = (jnp.concatenate(x)[:count] for x in zip(*starts, strict=True))
-        if wrong_lane((posterior.energy,), loc + draws[:chunk], data.plan.sizes.values()):
-            chunk = 1
         most = self.settings.max_steps
         return drawing.follow_in_chunks(
             *(follow, draws, squares, chunk, most), progress_bar=progress_bar

@@ -329,14 +329,18 @@ def learn(posterior: FlatPosterior, start: Flat) -> FlatPosterior:
     if settings.mode == "euclidean" and "fisher" not in (settings.precision, settings.metric):
         return posterior
     position, model = posterior.unravel(start), posterior.model
-    features = forms.likelihood_form(model).features
-    if not has_forward_mode(lambda x: features(x, {})[0], position):
+    form = forms.likelihood_form(model)
+    needed: list[Callable] = [lambda x: form.features(x, {})[0]]
+    if settings.metric == "fisher" or settings.mode != "euclidean":  # then G moves
+        needed.append(lambda x: jax.jvp(needed[0], (x,), (x,))[1])
+    if not all(has_forward_mode(fn, position) for fn in needed):
         raise ValueError(
-            "metric='fisher' expected a model with forward-mode derivatives, got one with reverse "
-            "mode only, as that of jax.custom_vjp, of jax.experimental.ode.odeint and of diffrax "
-            "with its default adjoint. Pass adjoint=diffrax.DirectAdjoint() or "
-            "diffrax.ForwardMode() to the solver; or choose metric='monge' or 'euclidean' with "
-            "precision='hessian' and mode='euclidean'"
+            "metric='fisher' expected a model with forward-mode derivatives, twice, got one "
+            "without, as that of jax.custom_vjp, of a callback, of jax.scipy.special.gammainc in "
+            "its parameter, of jax.experimental.ode.odeint and of diffrax with its default "
+            "adjoint. Pass adjoint=diffrax.DirectAdjoint() or diffrax.ForwardMode() to the "
+            "solver; or choose metric='monge' or 'euclidean' with precision='hessian' and "
+            "mode='euclidean'"
         )
     structure = forms.learn_structure(model, position)
     posterior = posterior.replace(structure=structure)

@@ -16,6 +16,7 @@ from numpyro.distributions import biject_to, constraints
 
 from .._numpyro import unconstrained_value
 from .._util import LANES, PyTree
+from ..model.derivatives import linearize
 from ..model.minibatch import Batch, SubsamplePlates
 from ..model.model import Model
 from ..model.plates import is_unit
@@ -46,12 +47,28 @@ class Predictions(NamedTuple):
 
 
 def predict(
-    posterior: FlatPosterior, loc: Flat, rng_key: jax.Array, draws: Flat, *, linearized: bool
+    posterior: FlatPosterior,
+    loc: Flat,
+    rng_key: jax.Array,
+    draws: Flat,
+    *,
+    linearized: bool,
+    lanes: int,
 ) -> Predictions:
     """Distributions of the observed sites at each draw, sampled and evaluated.
 
-    ``draws`` are flat positions, shape (num_draws, D). See `RiemannianLaplace.predictive`.
+    ``draws`` are flat positions, shape (num_draws, D), of which some are ``lanes`` of one
+    evaluation. See `RiemannianLaplace.predictive`.
     """
+    one = predicted(posterior, loc, linearized=linearized)
+    keys = random.split(rng_key, draws.shape[0])
+    return lax.map(lambda pair: one(*pair), (keys, draws), batch_size=lanes)
+
+
+def predicted(
+    posterior: FlatPosterior, loc: Flat, *, linearized: bool
+) -> Callable[[jax.Array, Flat], Predictions]:
+    """Predictions from a key and one draw."""
     model, unravel = posterior.model, posterior.unravel
     latent = set(unravel(loc))
 
@@ -75,7 +92,7 @@ def predict(
             fns = sites(flat)[0].values()
             return [[bijection.inv(x) for x, bijection in _parameters(fn)] for fn in fns]
 
-        origin, push = jax.linearize(free, loc)
+        origin, push = linearize(free, loc)
 
         def distributions(flat: Flat) -> tuple[dict, dict]:
             fns, given = sites(loc)
@@ -86,15 +103,13 @@ def predict(
     else:
         distributions = sites
 
-    def one(pair: tuple[jax.Array, Flat]) -> Predictions:
-        key, flat = pair
+    def one(key: jax.Array, flat: Flat) -> Predictions:
         fns, given = distributions(flat)
         keys = random.split(key, max(len(fns), 1))
         samples = {n: fn.sample(k) for (n, fn), k in zip(fns.items(), keys, strict=True)}
         return Predictions(samples, {name: fns[name].log_prob(y) for name, y in given.items()})
 
-    keys = random.split(rng_key, draws.shape[0])
-    return lax.map(one, (keys, draws), batch_size=LANES)
+    return one
 
 
 def _parameters(fn: Any) -> list[tuple[Any, Any]]:
@@ -140,6 +155,7 @@ class FlatPosterior:
         settings: the guide's settings.
         structure: from `numpyro_geom.laplace.information.form.learn_structure`.
         diagonal_prior: whether the prior part of the metric is diagonal.
+        lanes: number of positions that are evaluated at once.
     """
 
     model: Model
@@ -148,6 +164,7 @@ class FlatPosterior:
     settings: LaplaceSettings
     structure: Structure = Structure()
     diagonal_prior: bool = False
+    lanes: int = LANES
 
     def replace(self, **values: Any) -> FlatPosterior:
         """The posterior with other values of some attributes."""

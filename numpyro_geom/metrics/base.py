@@ -19,7 +19,6 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from .._checks import check_int, check_number
 from .._util import PyTree, tree_where
 
 
@@ -150,20 +149,3 @@ metrics."""
 def zeros_of(shapes: PyTree) -> PyTree:
     """Zeros in the shapes and dtypes of a pytree."""
     return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-
-
-def check_decay(name: str, value: Any) -> float:
-    """A number in [0, 1)."""
-    decay = check_number(name, value, least=0.0)
-    if decay >= 1:
-        raise ValueError(
-            f"{name} must be a number in [0, 1), got {value!r}: it is the weight of the past, and "
-            "with 1 nothing is learned"
-        )
-    return decay
-
-
-def check_interval(interval: Any) -> None:
-    """Raise unless ``interval`` is None or an integer of at least 1."""
-    if interval is not None:
-        check_int("interval", interval, least=1)

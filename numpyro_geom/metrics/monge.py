@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from .._checks import check_number
+from .._checks import check_number, check_share
 from .._util import PyTree, tree_axpy, tree_size, tree_vdot
-from .base import Metric, MetricState, check_decay
+from .base import Metric, MetricState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Monge(Metric):
     def __post_init__(self) -> None:
         if self.alpha2 is not None:
             check_number("alpha2", self.alpha2, least=0.0)
-        check_decay("decay", self.decay)
+        check_share("decay", self.decay)
 
     @property
     def default_divergence(self) -> str:  # type: ignore[override]

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._checks import check_number
+from .._checks import check_number, check_share
 from .._util import PyTree
-from .base import Metric, MetricState, check_decay
+from .base import Metric, MetricState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RMSprop(Metric):
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        check_decay("decay", self.decay)
+        check_share("decay", self.decay)
         check_number("eps", self.eps, above=0.0)
 
     def statistic(self, grad: PyTree) -> PyTree:

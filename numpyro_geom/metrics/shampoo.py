@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._checks import check_choice, check_int, check_number
+from .._checks import check_choice, check_int, check_number, check_share
 from .._util import PyTree, lazy_cond, tree_where
-from .base import Metric, check_decay, check_interval
+from .base import Metric
 
 Arrays = tuple[jax.Array, ...]
 Roots = tuple[jax.Array, jax.Array]
@@ -122,9 +122,10 @@ class Shampoo(Metric):
     vector: Literal["diagonal", "full", "identity"] = "diagonal"
 
     def __post_init__(self) -> None:
-        check_decay("decay", self.decay)
+        check_share("decay", self.decay)
         check_number("eps", self.eps, above=0.0)
-        check_interval(self.interval)
+        if self.interval is not None:
+            check_int("interval", self.interval)
         check_int("block_size", self.block_size, least=1)
         check_choice("vector", self.vector, VECTORS)
 

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._checks import check_number
+from .._checks import check_int, check_number, check_share
 from .._util import PyTree
-from .base import Metric, check_decay, check_interval
+from .base import Metric
 
 
 class WenzelState(NamedTuple):
@@ -69,9 +69,10 @@ class Wenzel(Metric):
     interval: int | None = None
 
     def __post_init__(self) -> None:
-        check_decay("decay", self.decay)
+        check_share("decay", self.decay)
         check_number("eps", self.eps, above=0.0)
-        check_interval(self.interval)
+        if self.interval is not None:
+            check_int("interval", self.interval)
 
     def statistic(self, grad: PyTree) -> PyTree:
         """Mean of g * g, one scalar per site."""

@@ -122,20 +122,29 @@ def explained(model: Callable, args: tuple, kwargs: dict) -> Iterator[None]:
         raise
 
 
+WITHOUT_GRADIENT = {
+    "requires real-valued outputs": "the energy of the model is complex: expected a real one. Pass "
+    "real arguments, or let the density use `x.real`, `x.imag` or `jnp.abs(x)`",
+    "callbacks do not support JVP": "the model calls the host by a callback without a derivative: "
+    "expected one within a function of `jax.custom_jvp`, whose rule gives its derivative",
+    "Reverse-mode differentiation does not work for": "the model has a `lax.while_loop`, or a "
+    "`lax.fori_loop` with traced bounds, whose gradient JAX cannot take: expected a fixed number "
+    "of steps. Use `lax.scan`, or a `fori_loop` with Python integers as bounds, or sample this "
+    "model with `NUTS(model, forward_mode_differentiation=True)`",
+}
+"""What JAX says of a model without a gradient, and the remedy."""
+
+
 @contextmanager
 def differentiated() -> Iterator[None]:
-    """Explain the remedy if the model has a loop without a gradient."""
+    """Explain the remedy if the model has no gradient."""
     try:
         yield
-    except ValueError as error:
-        if "Reverse-mode differentiation does not work for" not in str(error):
-            raise
-        raise ValueError(
-            "the model has a `lax.while_loop`, or a `lax.fori_loop` with traced bounds, whose "
-            "gradient JAX cannot take: expected a fixed number of steps. Use `lax.scan`, or a "
-            "`fori_loop` with Python integers as bounds, or sample this model with "
-            "`NUTS(model, forward_mode_differentiation=True)`"
-        ) from error
+    except (TypeError, ValueError) as error:
+        for said, remedy in WITHOUT_GRADIENT.items():
+            if said in str(error):
+                raise type(error)(remedy) from error
+        raise
 
 
 def _has_copy(x: Any) -> bool:

@@ -57,7 +57,10 @@ def jvp(fn: Callable[[PyTree], PyTree], position: PyTree, direction: PyTree) -> 
 
 def has_forward_mode(fn: Callable[[PyTree], PyTree], position: PyTree) -> bool:
     """Whether JAX can compile forward-mode derivatives of ``fn``; nothing is computed."""
-    traced = jax.make_jaxpr(lambda x: jax.jvp(fn, (x,), (x,)))(position)
+    try:
+        traced = jax.make_jaxpr(lambda x: jax.jvp(fn, (x,), (x,)))(position)
+    except Exception:  # a rule that is missing can raise anything
+        return False
     return not _has_placeholder(traced.jaxpr)
 
 

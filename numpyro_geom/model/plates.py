@@ -63,7 +63,6 @@ def read_subsampling(
                 "the data are empty: a plate of the model has size 0; expected at least one row"
             ) from error
         raise
-    _check_values(trace)
     every = on_all_rows(trace, plates)
     for plate, size in every.sizes.items():
         if size > np.iinfo(np.int32).max:
@@ -71,6 +70,7 @@ def read_subsampling(
                 f"expected at most 2^31 - 1 rows, which JAX numbers in 32 bits, got {size} in the "
                 f"plate {plate!r}: use a part of the rows, or put several into one row"
             )
+    _check_values(trace)
     _check_lengths(model, args, kwargs, plates.declared)
     batch_sizes = _resolve_batch_sizes(every.sites, plates.declared, batch_size)
     check_discrete(trace, batch_sizes, sums)
@@ -219,29 +219,34 @@ def _data_plate(sites: tuple[Site, ...], batch_size: int) -> str:
 
 
 def _check_values(trace: Mapping[str, Any]) -> None:
-    """Raise for observed values or laws that have an axis more or fewer than their plates.
+    """Raise for observed values that do not fit their distribution or its plates.
 
-    NumPyro would broadcast them, and every pair of rows would count. A single number may stand for
-    all rows.
+    NumPyro would broadcast values or laws that have an axis more or fewer than their plates, and
+    every pair of rows would count. A single number may stand for all rows.
     """
     for site in trace.values():
-        if site["type"] != "sample" or not site["is_observed"] or not site["cond_indep_stack"]:
+        if site["type"] != "sample" or not site["is_observed"]:
             continue
-        rows, expected = _rows_of_values(site), tuple(site["fn"].batch_shape)
-        if not rows:
-            continue
+        given, shape = jnp.shape(site["value"]), site["fn"].shape()
         try:
-            wider = np.broadcast_shapes(rows, expected) != expected
-        except ValueError:
-            wider = True
+            np.broadcast_shapes(given, shape)
+        except ValueError as error:
+            raise ValueError(
+                f"the observed values of site {site['name']!r} have shape {given}, and its "
+                f"distribution has shape {shape}: expected one value for each row. Index values by "
+                "the plate, pass some that fit, such as `y[:, 0]`, or change the distribution"
+            ) from error
+        rows, expected = _rows_of_values(site), tuple(site["fn"].batch_shape)
+        if not rows or not site["cond_indep_stack"]:
+            continue
+        wider = np.broadcast_shapes(rows, expected) != expected
         plates = {frame.name: frame.size for frame in site["cond_indep_stack"]}
         lacking = any(
             frame.size > 1 and (len(rows) < -frame.dim or rows[frame.dim] == 1)
             for frame in site["cond_indep_stack"]
         )
-        auxiliary = site["infer"].get("is_auxiliary", False)  # of `numpyro.factor`
-        # columns beside the axis of a plate are independent values
-        if wider and lacking and not auxiliary:
+        # columns beside the axis of a plate are independent values; a `numpyro.factor` has none
+        if wider and lacking and not site["infer"].get("is_auxiliary", False):
             remedy = "y[..., None]" if len(rows) < len(expected) else "y[:, 0]"
             raise ValueError(
                 f"the observed values of site {site['name']!r} have rows of shape {rows}, and its "

@@ -23,6 +23,7 @@ from .._numpyro import fields_of, traces_arguments
 from .._util import PyTree, is_key, num_at_once, tree_size
 from ..model.arguments import split_arrays
 from ..model.jaxprs import lean_options
+from ..model.start import check_batch
 from .mesh import DeviceLayout
 
 
@@ -119,6 +120,11 @@ class Segments:
             lambda x, arrays: self._collect(x, self._data(arrays)), one, self.arrays
         )
         chains = 1 if self.together else mcmc.num_chains
+        here = layout.mesh is None and not layout.abstract
+        if here and self.together and mcmc.num_chains > 1 and mcmc.postprocess_fn is not None:
+            sizes = [tree_size(draw[self.fields[0]]) // mcmc.num_chains]
+            z = nested_attrgetter(self.fields[0])(self.start)
+            check_batch("postprocess_fn", (mcmc.postprocess_fn,), z, sizes)
         if length is None:
             size = chains * tree_size(draw)
             length = min(1000, job.num_draws, num_at_once(size))

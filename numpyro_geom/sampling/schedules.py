@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from .._checks import check_int, check_number
+from .._checks import check_int, check_number, check_share
 
 
 @dataclass(frozen=True)
@@ -65,18 +65,14 @@ class Cyclical:
     def __post_init__(self) -> None:
         object.__setattr__(self, "peak", check_number("peak", self.peak, above=0))
         object.__setattr__(self, "period", check_int("period", self.period))
-        for name in ("floor", "explore"):
-            object.__setattr__(self, name, check_number(name, getattr(self, name), least=0))
+        object.__setattr__(self, "floor", check_number("floor", self.floor, least=0))
+        object.__setattr__(self, "explore", check_share("explore", self.explore))
         if self.period > 2**31 - 1:
             raise ValueError(f"period must be at most 2^31 - 1 steps, got {self.period}")
         if self.floor >= self.peak:
             raise ValueError(
                 f"floor must be below peak, got peak={self.peak!r}, floor={self.floor!r}: "
                 "a step size that does not cycle is a number"
-            )
-        if self.explore >= 1:
-            raise ValueError(
-                f"explore must be a fraction of the cycle in [0, 1), got {self.explore!r}"
             )
         if self._num_explore == self.period:
             raise ValueError(

@@ -249,12 +249,6 @@ def optional(check: Validator) -> Validator:
     return lambda name, value: None if value is None else check(name, value)
 
 
-def _function(name: str, value: Any) -> Any:
-    if not callable(value):
-        raise TypeError(f"{name} must be callable, got {type(value).__name__}")
-    return value
-
-
 def _order(name: str, value: Any) -> int:
     if not isinstance(value, int | np.integer) or value not in (0, 1, 2):
         raise TypeError(f"{name} must be True, False or an order 0, 1 or 2, got {value!r}")
@@ -336,7 +330,7 @@ positive = partial(check_number, above=0.0)
 SHARED: dict[str, Setting] = {
     "model": Setting(optional(check_model), "a NumPyro model with continuous latent sites."),
     "potential_fn": Setting(
-        optional(_function),
+        optional(check_model),
         "replaces the model: ``potential_fn(z)`` or ``potential_fn(z, rng_key)``.",
     ),
     "metric": Setting(

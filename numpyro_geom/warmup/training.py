@@ -18,11 +18,10 @@ from tqdm import tqdm
 
 from .._checks import (
     check_batch_size,
-    check_floating,
     check_int,
     check_key,
     check_model,
-    check_number,
+    check_share,
     check_strategy,
 )
 from .._util import PyTree, in_trace, tree_scale, tree_size, tree_where
@@ -245,7 +244,6 @@ def start(
     batched = not is_prng_key(rng_key)
     model = read(fn, args, kwargs, batch_size=batch_size)
     model, position = find_start(model, rng_key, init_params, init_strategy, batched=batched)
-    check_floating(position)
     one = jax.tree.map(lambda x: x[0], position) if batched else position
     if not tree_size(one):
         raise ValueError(
@@ -261,9 +259,7 @@ def start(
 def _check_validation(validation: Any, batch_size: Any) -> float:
     if validation is None:
         return 0.0 if batch_size is None else HELD_OUT
-    validation = check_number("validation", validation, least=0.0)
-    if validation >= 1:
-        raise ValueError(f"validation must be below 1, a share of the rows, got {validation!r}")
+    validation = check_share("validation", validation)
     if validation > 0 and batch_size is None:
         raise ValueError(
             "validation holds rows out, and with batch_size=None every step takes all: expected a "
