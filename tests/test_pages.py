@@ -88,7 +88,7 @@ def test_pages(tmp_path: Path) -> None:
     # compiled as quickly as the tests are, and with one device, as most readers have
     flags = re.sub(r"--xla_force_host_platform_device_count=\S+", "", os.environ["XLA_FLAGS"])
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", ROOT / "tests" / "pages.py"],
+        [sys.executable, "-W", "ignore", ROOT / "tests" / "pages.py", "--small"],
         env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)},
         cwd=tmp_path,
         capture_output=True,

@@ -76,8 +76,7 @@ def renew_auxiliary(
     rng_key: jax.Array,
     potential: Potential,
     batch: Any,
-    position: PyTree,
-    metric_state: Any,
+    chain: Chain,
     old: AuxiliaryState,
     tau: jax.Array | float,
     learning: jax.Array,
@@ -87,7 +86,7 @@ def renew_auxiliary(
     With minibatches three disjoint parts of the batch give V, m = grad U / N, and the Hessian. So
     given theta and any earlier or new V the force is unbiased, and V carries a known noise.
     """
-    scale = 1 / potential.num_data
+    position, metric_state, scale = chain.position, chain.metric_state, 1 / potential.num_data
     key_v, key_scale = _random.split(rng_key)
 
     def value_and_grad(p: PyTree, rows: Any) -> tuple[jax.Array, PyTree]:
@@ -153,20 +152,9 @@ def auxiliary_step(metric: Any, adjusted: bool) -> Step:
         position = chain.position
         scale = 1 / potential.num_data
         key_v, key_move = _random.split(rng_key)
-        new = renew_auxiliary(
-            metric,
-            key_v,
-            potential,
-            batch,
-            position,
-            chain.metric_state,
-            chain.dynamics,
-            tau,
-            learning,
-        )
+        old = chain.dynamics
+        new = renew_auxiliary(metric, key_v, potential, batch, chain, old, tau, learning)
         energy, state, metric_state = new.energy, new.state, new.metric_state
-        apply_inverse = lambda x: metric.apply_inverse(metric_state, x)  # noqa: E731
-        apply_root = lambda x: metric.apply_inverse_sqrt(metric_state, x)  # noqa: E731
         accept_prob, squared_drift = jnp.ones_like(energy), jnp.zeros_like(energy)
         if adjusted:
 
@@ -181,19 +169,14 @@ def auxiliary_step(metric: Any, adjusted: bool) -> Step:
                     lambda a, b: a - tau * b, du, force
                 )
 
+            here = conditional(position)
             position, accept_prob = metropolis(
-                key_move,
-                conditional,
-                conditional(position),
-                position,
-                apply_inverse,
-                apply_root,
-                h,
-                tau,
+                key_move, conditional, here, position, metric, metric_state, h, tau
             )
         else:
-            noise = apply_root(_random.tree_normal(key_move, position))
-            drift = apply_inverse(new.force_of(state.gradient))
+            xi = _random.tree_normal(key_move, position)
+            noise = metric.apply_inverse_sqrt(metric_state, xi)
+            drift = metric.apply_inverse(metric_state, new.force_of(state.gradient))
             position = langevin_move(position, drift, noise, h, tau)
             squared_drift = h * tree_vdot(new.grad, drift) / 2
         return Chain(position, metric_state, state), StepReport(
@@ -218,9 +201,7 @@ def auxiliary_kick(
     One half of a kick closes a step in the metric of the old V, the other half opens a step in that
     of the new V. A whole kick in one of both would be a bias of first order in the step size.
     """
-    new = renew_auxiliary(
-        metric, rng_key, potential, batch, chain.position, chain.metric_state, old, tau, learning
-    )
+    new = renew_auxiliary(metric, rng_key, potential, batch, chain, old, tau, learning)
 
     def whitened(gradient: PyTree, metric_state: Any) -> PyTree:
         return metric.apply_inverse_sqrt(metric_state, new.force_of(gradient))

@@ -37,8 +37,8 @@ def metropolis(
     value_and_grad: Callable,
     here: tuple[jax.Array, PyTree],
     position: PyTree,
-    apply_inverse: Callable,
-    apply_root: Callable,
+    metric: Any,
+    metric_state: Any,
     h: jax.Array,
     tau: jax.Array | float,
 ) -> tuple[PyTree, jax.Array]:
@@ -50,9 +50,11 @@ def metropolis(
     key_move, key_accept = _random.split(rng_key)
     value, grad = here
     xi = _random.tree_normal(key_move, position)
-    proposal = langevin_move(position, apply_inverse(grad), apply_root(xi), h, tau)
+    drift = metric.apply_inverse(metric_state, grad)
+    noise = metric.apply_inverse_sqrt(metric_state, xi)
+    proposal = langevin_move(position, drift, noise, h, tau)
     new_value, new_grad = value_and_grad(proposal)
-    both = apply_root(jax.tree.map(jnp.add, grad, new_grad))
+    both = metric.apply_inverse_sqrt(metric_state, jax.tree.map(jnp.add, grad, new_grad))
     back = jax.tree.map(lambda b, x: jnp.sqrt(h / (2 * tau)) * b - x, both, xi)
     log_ratio = (value - new_value) / tau + (tree_vdot(xi, xi) - tree_vdot(back, back)) / 2
     log_ratio = jnp.where(jnp.isnan(log_ratio), -jnp.inf, log_ratio)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -211,15 +210,9 @@ def _langevin_step(settings: Settings) -> Step:
             energy, grad = value_and_grad(position)
         metric_state = learn(chain.metric_state, grad, potential.num_data, learning)
         if settings.adjusted:
+            here = energy, grad
             position, accept_prob = metropolis(
-                rng_key,
-                value_and_grad,
-                (energy, grad),
-                position,
-                partial(metric.apply_inverse, metric_state),
-                partial(metric.apply_inverse_sqrt, metric_state),
-                h,
-                tau,
+                rng_key, value_and_grad, here, position, metric, metric_state, h, tau
             )
             report = StepReport(energy, grad, jnp.zeros_like(energy), accept_prob)
             return Chain(position, metric_state, ()), report

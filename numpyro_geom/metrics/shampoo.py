@@ -182,7 +182,7 @@ class Shampoo(Metric):
         powers = self._powers(grad)
         axes, treedef = jax.tree.flatten(self.statistic(grad))
         weights = [w for x in jax.tree.leaves(grad) for w in self._cut(x).weights()]
-        noise = [(floor**2 / p) * w for w, p in zip(weights, powers, strict=True)]
+        noise = [floor**2 * w for w in weights]
         axes = [
             (a + (n if n.ndim == 1 else jnp.eye(n.shape[-1]) * n[..., None])).astype(a.dtype)
             for a, n in zip(axes, noise, strict=True)
@@ -274,24 +274,13 @@ class Blocks(NamedTuple):
         x = blocks.reshape(*self.counts, *self.sizes).transpose(order).reshape(self.padded)
         return x[tuple(slice(axis) for axis in self.merged)].reshape(self.shape)
 
-    def weights(self) -> list[np.ndarray]:
-        """For each axis and index: the number of block entries with it, over 2d; 0 for padding."""
-        d = len(self.sizes)
-        if self.diagonal:
-            return [np.full(self.sizes, 0.5)]
-        if d == 0:
-            return []
-        # lengths[i][k]: number of entries of block k along axis i that are not padding.
-        lengths = [
-            np.minimum(n, m - n * np.arange(c))
-            for m, c, n in zip(self.merged, self.counts, self.sizes, strict=True)
-        ]
-        lengths = [block.ravel() for block in np.meshgrid(*lengths, indexing="ij")]
-        volume = np.prod(lengths, axis=0)
-        return [
-            (np.arange(n) < length[:, None]) * (volume / length)[:, None] / (2 * d)
-            for n, length in zip(self.sizes, lengths, strict=True)
-        ]
+    def weights(self) -> list[jax.Array]:
+        """For each axis and index: the number of block entries with it; 0 for padding."""
+        if self.diagonal or not self.sizes:
+            return [jnp.ones(n) for n in self.sizes]
+        ones = self.split(jnp.ones(self.shape))
+        axes = range(1, ones.ndim)
+        return [jnp.sum(ones, tuple(i for i in axes if i != axis)) for axis in axes]
 
 
 @functools.cache
