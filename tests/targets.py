@@ -175,6 +175,12 @@ def langevin_law(
 # --- chains
 
 
+def vectorized(kernel: Any, num_warmup: int, num_samples: int, num_chains: int) -> MCMC:
+    """An MCMC of chains in one program, which has not run."""
+    lengths = {"num_warmup": num_warmup, "num_samples": num_samples, "num_chains": num_chains}
+    return MCMC(kernel, **lengths, chain_method="vectorized", progress_bar=False)
+
+
 def run(
     kernel: Any,
     *args: Any,

@@ -20,7 +20,7 @@ from jax.flatten_util import ravel_pytree as ravel
 from numpyro import distributions as dist
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, SVI, Predictive, Trace_ELBO
-from targets import count_compilations
+from targets import count_compilations, vectorized
 
 from numpyro_geom import (
     GGMC,
@@ -594,14 +594,7 @@ def test_other_metrics_take_the_structured_scale() -> None:
     groups = 12
     y = data_of(groups)
     kernel = SGRLD(heights, metric="rmsprop", dense_mass="structured")
-    mcmc = MCMC(
-        kernel,
-        num_warmup=40,
-        num_samples=10,
-        num_chains=2,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
+    mcmc = vectorized(kernel, 40, 10, 2)
     mcmc.run(random.key(0), y, groups)
     assert np.isfinite(mcmc.get_samples()["level"]).all()
 

@@ -16,6 +16,7 @@ from numpyro.contrib.control_flow import scan
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC
 from numpyro.infer.util import log_density
+from targets import vectorized
 from tiers import short
 
 from numpyro_geom import GGMC, SGHMC, SGRLD
@@ -419,14 +420,7 @@ def test_a_search_in_a_funnel_does_not_decide() -> None:
 def test_eight_schools_as_everybody_writes_them(kernel: Any) -> None:
     """Centred, log tau has an effective sample size of 3 and of 70, and an sd of 1.0."""
     mean, sd = exact_log_tau()
-    mcmc = MCMC(
-        kernel(schools),
-        num_warmup=500,
-        num_samples=1500,
-        num_chains=2,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
+    mcmc = vectorized(kernel(schools), 500, 1500, 2)
     mcmc.run(random.key(0), jnp.asarray(SDS), jnp.asarray(EFFECTS))
     assert mcmc.get_samples().keys() == {"mu", "tau", "theta"}
     x = np.log(np.asarray(mcmc.get_samples(group_by_chain=True)["tau"], float))

@@ -10,7 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.infer import MCMC, NUTS
-from targets import as_if_run
+from targets import as_if_run, vectorized
 from tiers import short
 
 from numpyro_geom import to_inference_data
@@ -147,8 +147,7 @@ def model(y: Any) -> None:
 @pytest.mark.arviz
 def test_runs_exports_and_dicts_give_the_same() -> None:
     y = 1 + jax.random.normal(jax.random.key(0), (20,))
-    options = {"num_chains": 2, "chain_method": "vectorized", "progress_bar": False}
-    mcmc = MCMC(NUTS(model), num_warmup=500, num_samples=1000, **options)
+    mcmc = vectorized(NUTS(model), 500, 1000, 2)
     mcmc.run(jax.random.key(1), y)
     other = mcmc.get_samples(group_by_chain=True)
     mcmc.run(jax.random.key(2), y)

@@ -16,6 +16,7 @@ from jax import random
 from numpyro import handlers
 from numpyro.infer import HMC, MCMC, NUTS
 from scripts import load_script
+from targets import vectorized
 
 from numpyro_geom import SGRLD, to_inference_data
 from numpyro_geom.diagnostics import Check, Report, diagnose, moments, replay
@@ -370,14 +371,7 @@ def data() -> tuple[jax.Array, jax.Array]:
 def run(step_size: Any = "auto") -> MCMC:
     """Two chains on 40 rows, batch 10."""
     kernel = SGRLD(rows, step_size=step_size, batch_size=10, dense_mass=None, control_variate=False)
-    mcmc = MCMC(
-        kernel,
-        num_warmup=50,
-        num_samples=200,
-        num_chains=2,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
+    mcmc = vectorized(kernel, 50, 200, 2)
     mcmc.run(random.key(2), *data())
     return mcmc
 

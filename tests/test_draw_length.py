@@ -14,6 +14,7 @@ import pytest
 from jax import random
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC
+from targets import vectorized
 
 from numpyro_geom import GGMC, SGHMC, diagnose, to_inference_data
 from numpyro_geom._linalg import MatrixRoot
@@ -61,14 +62,7 @@ def narrow_ridge(y: np.ndarray) -> None:
 def test_draws_are_longer_where_the_covariance_does_not_tell_how_slow_a_chain_is() -> None:
     y = 0.5 * np.random.default_rng(0).normal(size=30)
     kernel = GGMC(narrow_ridge, target_accept=0.95)
-    mcmc = MCMC(
-        kernel,
-        num_warmup=500,
-        num_samples=500,
-        num_chains=12,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
+    mcmc = vectorized(kernel, 500, 500, 12)
     mcmc.run(random.key(0), y)
     draws = np.log(mcmc.get_samples(group_by_chain=True)["tau"])
     # exact: y_j is N(0, tau^2 + 0.01^2)
@@ -95,14 +89,7 @@ def test_draws_are_longer_where_the_covariance_does_not_tell_how_slow_a_chain_is
 def test_draws_of_a_gaussian_are_no_longer_than_its_curvature_asks_for() -> None:
     sd = jnp.asarray(np.geomspace(0.1, 10, 20), jnp.float32)
     kernel = SGHMC(potential_fn=lambda z: jnp.sum((z / sd) ** 2) / 2)
-    mcmc = MCMC(
-        kernel,
-        num_warmup=500,
-        num_samples=10,
-        num_chains=16,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
+    mcmc = vectorized(kernel, 500, 10, 16)
     mcmc.run(random.key(0), init_params=jnp.zeros((16, 20)))
     slower = np.asarray(mcmc.last_state.adaptation.rate_factor)
     assert np.mean(slower == 1) > 0.8

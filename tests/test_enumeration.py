@@ -18,7 +18,7 @@ from numpyro.contrib.control_flow import scan
 from numpyro.contrib.funsor import config_enumerate
 from numpyro.infer import MCMC, Predictive
 from numpyro.infer.util import potential_energy
-from targets import SIGMAS
+from targets import SIGMAS, vectorized
 
 from numpyro_geom import SGRLD, bound, diagnose, to_inference_data
 from numpyro_geom.model.model import read
@@ -136,14 +136,7 @@ def switch(y: Any) -> None:
 
 @pytest.fixture(scope="module")
 def run() -> MCMC:
-    made = MCMC(
-        SGRLD(switch),
-        num_warmup=300,
-        num_samples=500,
-        num_chains=4,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
+    made = vectorized(SGRLD(switch), 300, 500, 4)
     made.run(random.key(0), jnp.asarray(Y, jnp.float32))
     return made
 

@@ -23,7 +23,7 @@ from numpyro import handlers
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.initialization import init_to_value
 from numpyro.infer.util import log_density
-from targets import SIGMAS, linear_moments, regression_data
+from targets import SIGMAS, linear_moments, regression_data, vectorized
 from tiers import short
 
 from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Expanded, RiemannianLaplace, to_inference_data
@@ -253,14 +253,7 @@ def moments_of_w(draws: Any, effective: float) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_draw_w_from_the_models_law(name: str) -> None:
-    mcmc = MCMC(
-        KERNELS[name](),
-        num_warmup=500,
-        num_samples=1000,
-        num_chains=4,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
+    mcmc = vectorized(KERNELS[name](), 500, 1000, 4)
     mcmc.run(random.key(0), X, Y)
     draws = mcmc.get_samples(group_by_chain=True)
     assert draws["w"].shape == (4, 1000, 3, 1)

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax, random
-from numpyro.infer import MCMC
 from scipy.special import gamma as gamma_function
-from targets import linear, linear_moments, regression_data
+from targets import linear, linear_moments, regression_data, vectorized
 
 from numpyro_geom import Microcanonical
 from numpyro_geom.algorithms.microcanonical import CONSTANT_LENGTH
@@ -80,14 +79,7 @@ def banana(z: jax.Array) -> jax.Array:
 def mean_squares(potential: Any, size: int, start: Any = None, **settings: Any) -> tuple:
     """Means of squares of each coordinate, and their errors from the chains' own means."""
     kernel = Microcanonical(**potential, batch_size=None, **settings)
-    mcmc = MCMC(
-        kernel,
-        num_warmup=BURN_IN,
-        num_samples=DRAWS,
-        num_chains=CHAINS,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
+    mcmc = vectorized(kernel, BURN_IN, DRAWS, CHAINS)
     init = random.normal(random.key(5), (CHAINS, size)) if start is None else start
     mcmc.run(random.key(6), init_params=init, extra_fields=("accept_prob",))
     squares = np.square(np.asarray(mcmc.get_samples(group_by_chain=True), float)).mean(1)

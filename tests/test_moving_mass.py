@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from jax import random
 from numpyro.infer import MCMC
-from targets import half_square
+from targets import half_square, vectorized
 from tiers import short
 
 from numpyro_geom import SGHMC, Monge, RMSprop, Shampoo, to_inference_data
@@ -40,14 +40,7 @@ def draws_of(
         dense_mass=None,
         **settings,
     )
-    mcmc = MCMC(
-        kernel,
-        num_warmup=10,
-        num_samples=100,
-        num_chains=chains,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
+    mcmc = vectorized(kernel, 10, 100, chains)
     mcmc.run(random.key(0), init_params=start)
     return np.asarray(mcmc.get_samples())
 
@@ -151,14 +144,7 @@ def test_the_automatic_step_of_an_auxiliary_metric(metric: str) -> None:
     kernel = SGHMC(
         potential_fn=lambda x: banana(x, 0.5, 0.5), metric=metric, divergence="auxiliary"
     )
-    mcmc = MCMC(
-        kernel,
-        num_warmup=200,
-        num_samples=200,
-        num_chains=100,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
+    mcmc = vectorized(kernel, 200, 200, 100)
     mcmc.run(random.key(0), init_params=jnp.zeros((100, 2)), extra_fields=("num_diverging",))
     x = np.asarray(mcmc.get_samples(group_by_chain=True), np.float64)
     of_chains = ((x - [0, 0.5]) ** 2).mean(1)

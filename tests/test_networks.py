@@ -17,6 +17,7 @@ from jax import lax, random
 from numpyro import handlers
 from numpyro.contrib.module import flax_module, random_flax_module
 from numpyro.infer import MCMC
+from targets import vectorized
 
 from numpyro_geom import SGHMC, SGRLD, Microcanonical, diagnose, to_inference_data, train
 from numpyro_geom.metrics import Identity
@@ -177,14 +178,7 @@ def test_the_step_has_the_variance_of_the_energy_that_it_promises(tau):
 
 @pytest.fixture(scope="module")
 def finished() -> MCMC:
-    mcmc = MCMC(
-        Microcanonical(flax_network),
-        num_warmup=40,
-        num_samples=40,
-        num_chains=4,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
+    mcmc = vectorized(Microcanonical(flax_network), 40, 40, 4)
     mcmc.run(random.key(4), X, Y, extra_fields=("num_diverging",))
     return mcmc
 

@@ -18,7 +18,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax.sharding import Mesh
-from numpyro.infer import MCMC
+from targets import vectorized
 
 from numpyro_geom import SGRLD, HostRows, run_in_segments
 
@@ -51,14 +51,7 @@ def model(x, y):
 
 def go(directory, num_samples, mesh=None, key=0, rows=None, **settings):
     kernel = SGRLD(model, batch_size=32, step_size=1e-2, num_steps=3, **settings)
-    mcmc = MCMC(
-        kernel,
-        num_warmup=20,
-        num_samples=num_samples,
-        num_chains=CHAINS,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
+    mcmc = vectorized(kernel, 20, num_samples, CHAINS)
     axes = {} if mesh is None else {"mesh": mesh, "chain_axis": "chains", "data_axis": "rows"}
     return run_in_segments(
         mcmc,

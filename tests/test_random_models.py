@@ -14,6 +14,7 @@ from jax import random
 from numpyro.contrib.module import flax_module, random_flax_module
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC
+from targets import vectorized
 from tiers import short
 
 from numpyro_geom import GGMC, SGHMC, SGRLD, HostRows, RiemannianLaplace, diagnose
@@ -43,14 +44,7 @@ def posterior() -> tuple[float, float]:
 @pytest.mark.parametrize("batch_size", short([None, 10], kept=[10]))
 def test_law_is_that_of_the_mean_energy(batch_size: int | None) -> None:
     kernel = SGRLD(shifted, batch_size=batch_size, bias_tolerance=0.05)
-    mcmc = MCMC(
-        kernel,
-        num_warmup=300,
-        num_samples=1000,
-        num_chains=4,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
+    mcmc = vectorized(kernel, 300, 1000, 4)
     mcmc.run(random.key(0), Y)
     draws = np.asarray(mcmc.get_samples(group_by_chain=True)["mu"])
     mean, sd = posterior()

@@ -24,6 +24,7 @@ import pytest
 from jax import random
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.mcmc import MCMCKernel
+from targets import vectorized
 from tiers import short
 
 from numpyro_geom import SGNHT, SGRLD, RMSprop, to_inference_data
@@ -537,14 +538,7 @@ def test_chains_that_hardly_move_are_told_in_warmup(num_chains):
         run_in_segments(mcmc_of(kernel, num_chains), random.key(KEY), draws_per_segment=10)
 
     def mcmc_of(kernel, num_chains):
-        return MCMC(
-            kernel,
-            num_warmup=40,
-            num_samples=20,
-            num_chains=num_chains,
-            chain_method="vectorized",
-            progress_bar=False,
-        )
+        return vectorized(kernel, 40, 20, num_chains)
 
     with pytest.warns(SamplingWarning, match="chain . hardly moves: .* of the 20 steps") as told:
         run_with(1e-3)
