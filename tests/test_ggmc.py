@@ -21,7 +21,7 @@ from jax import lax, random
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import potential_energy, unconstrain_fn
 from scipy.special import gamma as gamma_function
-from targets import columns, linear, linear_moments, logistic, regression_data, run
+from targets import columns, linear, linear_moments, logistic, regression_data, run, vectorized
 from tiers import short
 
 from numpyro_geom import GGMC
@@ -247,14 +247,8 @@ def rows(model: Callable) -> tuple[jax.Array, jax.Array]:
 def reference(request: pytest.FixtureRequest) -> tuple[Callable, float, PyTree]:
     """A model, a step size, and unconstrained draws of NUTS."""
     model, step_size = request.param
-    mcmc = run(
-        NUTS(model, target_accept_prob=0.9),
-        *rows(model),
-        num_warmup=500,
-        num_samples=4000,
-        num_chains=2,
-        chain_method="vectorized",
-    )
+    mcmc = vectorized(NUTS(model, target_accept_prob=0.9), 500, 4000, 2)
+    mcmc.run(random.key(0), *rows(model))
     samples = jax.tree.map(lambda x: x[::2], mcmc.get_samples())
     return model, step_size, jax.vmap(partial(unconstrain_fn, model, rows(model), {}))(samples)
 

@@ -21,7 +21,7 @@ from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 from numpyro.infer import MCMC, NUTS, Predictive, log_likelihood
 from scipy import stats
-from targets import as_if_run
+from targets import as_if_run, vectorized
 
 import numpyro_geom
 from numpyro_geom import SGRLD, RiemannianLaplace
@@ -67,9 +67,7 @@ def as_run(kernel: Any, draws: Any, *args: Any, **kwargs: Any) -> MCMC:
     """An MCMC as it is after a run that drew this, chains and draws first."""
     leaves = jax.tree.leaves(draws)
     chains, num_samples = leaves[0].shape[:2] if leaves else (1, 1)
-    options = {"num_chains": chains, "chain_method": "vectorized", "progress_bar": False}
-    mcmc = MCMC(kernel, num_warmup=0, num_samples=num_samples, **options)
-    return as_if_run(mcmc, draws, *args, **kwargs)
+    return as_if_run(vectorized(kernel, 0, num_samples, chains), draws, *args, **kwargs)
 
 
 def drawn(model: Callable, *args: Any, num_draws: int = 2) -> MCMC:
@@ -111,9 +109,7 @@ def nuts() -> MCMC:
         "diverging": np.zeros((2, 60), bool),
     }
     draws = {"w": w, "odds": np.exp(w), "logits": w @ np.asarray(args[0]).T}
-    options = {"num_chains": 2, "chain_method": "vectorized", "progress_bar": False}
-    mcmc = MCMC(NUTS(logistic), num_warmup=50, num_samples=60, **options)
-    return as_if_run(mcmc, draws, *args, fields=fields)
+    return as_if_run(vectorized(NUTS(logistic), 50, 60, 2), draws, *args, fields=fields)
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ from targets import (
     logistic,
     regression,
     regression_data,
-    run,
+    vectorized,
 )
 from tiers import short
 
@@ -347,15 +347,8 @@ def test_minibatched_logistic_regression_against_its_posterior() -> None:
     Z, y = np.concatenate([inputs, np.ones((500, 1))], axis=1), labels.astype(float)
     mean, sd = logistic_moments(Z, y)
     kernel = ISGD(logistic, batch_size=50)
-    mcmc = run(
-        kernel,
-        jnp.asarray(Z),
-        jnp.asarray(labels, int),
-        num_warmup=200,
-        num_samples=1000,
-        num_chains=2,
-        chain_method="vectorized",
-    )
+    mcmc = vectorized(kernel, 200, 1000, 2)
+    mcmc.run(random.key(0), jnp.asarray(Z), jnp.asarray(labels, int))
     assert not mcmc.get_extra_fields()["diverging"].any()
     draws = columns(mcmc.get_samples(), ("w",))
     # about 700 effective draws: standard errors of .04 in the mean, in standard deviations, and of

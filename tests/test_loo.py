@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro.infer import MCMC, NUTS
 from scipy import stats
-from targets import as_if_run
+from targets import as_if_run, vectorized
 
 from numpyro_geom import HostRows, to_inference_data
 from numpyro_geom.diagnostics import loo
@@ -36,9 +36,7 @@ def model(y: Any, sd: float = 2.0) -> None:
 
 def run(kernel: Any, draws: dict[str, Any], *args: Any) -> MCMC:
     """As after a run, with draws that were made otherwise."""
-    chains = {"num_chains": CHAINS, "chain_method": "vectorized", "progress_bar": False}
-    mcmc = MCMC(kernel, num_warmup=0, num_samples=DRAWS, **chains)
-    return as_if_run(mcmc, draws, *args)
+    return as_if_run(vectorized(kernel, 0, DRAWS, CHAINS), draws, *args)
 
 
 @pytest.fixture(scope="module")

@@ -44,6 +44,7 @@ from targets import (
     regression_data,
     replayed,
     run,
+    vectorized,
 )
 from tiers import short
 
@@ -661,8 +662,7 @@ def no_site(y: jax.Array) -> None:
 def test_a_model_without_free_parameters_has_draws_that_are_all_the_same(
     kernel: Any, model: Any
 ) -> None:
-    settings = {"num_chains": 2, "chain_method": "vectorized", "progress_bar": False}
-    mcmc = MCMC(kernel(model), num_warmup=5, num_samples=7, **settings)
+    mcmc = vectorized(kernel(model), 5, 7, 2)
     y = jnp.asarray(Y, jnp.float32)
     with pytest.warns(UserWarning, match="no free parameter, so every draw is the same"):
         mcmc.run(random.key(0), y)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import random
-from targets import SIGMAS, assert_moments, half_square, run
+from targets import SIGMAS, assert_moments, half_square, vectorized
 from tiers import short
 
 from numpyro_geom import SGHMC, Identity, Monge, RMSprop, cyclical
@@ -405,14 +405,8 @@ def test_automatic_run(kernel_class: Any) -> None:
     def energy(z: jax.Array, rng_key: jax.Array) -> jax.Array:
         return jnp.sum(lam * z * z) / 2 + 1.5 * z @ random.normal(rng_key, z.shape)
 
-    mcmc = run(
-        kernel_class(potential_fn=energy, dense_mass=None),
-        num_warmup=40,
-        num_samples=60,
-        num_chains=400,
-        chain_method="vectorized",
-        init_params=random.normal(random.key(1), (400, 3)),
-    )
+    mcmc = vectorized(kernel_class(potential_fn=energy, dense_mass=None), 40, 60, 400)
+    mcmc.run(random.key(0), init_params=random.normal(random.key(1), (400, 3)))
     z = np.asarray(mcmc.get_samples(group_by_chain=True), np.float64)
     squares = z**2 * np.asarray(lam)
     ratio, error = squares.mean((0, 1)), squares.mean(1).std(0) / np.sqrt(400)

@@ -380,8 +380,7 @@ class Autoregression(MCMCKernel):
 
 
 def test_a_run_ends_at_an_effective_sample_size(tmp_path):
-    settings = {"num_chains": 4, "chain_method": "vectorized", "progress_bar": False}
-    mcmc = MCMC(Autoregression(), num_warmup=20, num_samples=100_000, **settings)
+    mcmc = vectorized(Autoregression(), 20, 100_000, 4)
 
     def go_on(directory, min_ess, **limits):
         return run_in_segments(
@@ -412,8 +411,7 @@ def test_a_run_ends_at_an_effective_sample_size(tmp_path):
 
 
 def test_chains_that_disagree_are_never_enough():
-    settings = {"num_chains": 2, "chain_method": "vectorized", "progress_bar": False}
-    mcmc = MCMC(Autoregression(apart=1.0), num_warmup=0, num_samples=1000, **settings)
+    mcmc = vectorized(Autoregression(apart=1.0), 0, 1000, 2)
     result = run_in_segments(mcmc, random.key(1), draws_per_segment=250, min_ess=5)
     assert (result.num_draws, result.ended_by) == (1000, "num_samples")
 

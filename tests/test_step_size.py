@@ -13,7 +13,7 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 from scripts import load_script
-from targets import SIGMAS, run
+from targets import SIGMAS, run, vectorized
 from tiers import short
 
 from numpyro_geom import SGHMC, SGRLD, diagnose
@@ -167,14 +167,8 @@ def test_a_flat_mode_does_not_hide_the_curvature_around_it(kernel_class):
     # half of the chains start where there is no curvature at all, half where it is 3e-4: it
     # is 2 on average
     first = jnp.tile(jnp.array([0.0, 0.01]), 100)
-    mcmc = run(
-        kernel_class(potential_fn=lambda z: z**4 / 4),
-        num_warmup=20,
-        num_samples=50,
-        num_chains=200,
-        chain_method="vectorized",
-        init_params=first,
-    )
+    mcmc = vectorized(kernel_class(potential_fn=lambda z: z**4 / 4), 20, 50, 200)
+    mcmc.run(random.key(0), init_params=first)
     squares = np.asarray(mcmc.get_samples(group_by_chain=True), np.float64) ** 2
     exact = 2 * gamma_function(0.75) / gamma_function(0.25)
     for of_chain in (squares.mean(1)[::2], squares.mean(1)[1::2]):
@@ -201,15 +195,8 @@ def test_default_keeps_the_tolerance_or_says_why_not(name):
     posterior = TARGETS[name]()
     mean, sd = posterior.reference(2000)
     kernel = SGRLD(posterior.model, batch_size=posterior.batch_size)
-    mcmc = run(
-        kernel,
-        *posterior.args,
-        num_warmup=60,
-        num_samples=60,
-        seed=3,
-        num_chains=16,
-        chain_method="vectorized",
-    )
+    mcmc = vectorized(kernel, 60, 60, 16)
+    mcmc.run(random.key(3), *posterior.args)
     draws = {k: jnp.swapaxes(v, 0, 1) for k, v in mcmc.get_samples(group_by_chain=True).items()}
     values = np.asarray(posterior.scalars(draws))
     assert np.isfinite(values).all()

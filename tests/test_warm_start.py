@@ -13,7 +13,7 @@ import pytest
 from jax import random
 from numpyro.infer import MCMC, NUTS
 from scipy import stats
-from targets import as_if_run
+from targets import as_if_run, vectorized
 from tiers import short
 
 import numpyro_geom.bound
@@ -49,8 +49,7 @@ def started(kernel: Any, *args: Any, chains: int = 2, num_warmup: int = 100) -> 
     state = kernel.init(random.split(random.key(2), chains), num_warmup, None, args, {})
     constrain = jax.vmap(kernel.postprocess_fn(args, {}))
     draws = jax.tree.map(lambda x: np.asarray(x)[:, None], constrain(state.z))
-    options = {"num_chains": chains, "chain_method": "vectorized", "progress_bar": False}
-    mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=1, **options)
+    mcmc = vectorized(kernel, num_warmup, 1, chains)
     return as_if_run(mcmc, draws, *args, last_state=state)
 
 
@@ -60,13 +59,10 @@ def same(found: Any, expected: Any) -> bool:
 
 
 def test_new_rows_without_any_warmup() -> None:
-    options = {"num_chains": 2, "chain_method": "vectorized", "progress_bar": False}
-    mcmc = MCMC(SGHMC(linear), num_warmup=200, num_samples=200, **options)
+    mcmc = vectorized(SGHMC(linear), 200, 200, 2)
     mcmc.run(random.key(3), *linear_data(ROWS))
     X, y = linear_data(ROWS + NEW)
-    again = MCMC(
-        SGHMC(linear, init_strategy=init_to_draws(mcmc)), num_warmup=0, num_samples=1000, **options
-    )
+    again = vectorized(SGHMC(linear, init_strategy=init_to_draws(mcmc)), 0, 1000, 2)
     again.run(random.key(4), X, y)
 
     covariance = np.linalg.inv(np.eye(3) + np.asarray(X.T @ X, float))
