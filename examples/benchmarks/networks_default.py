@@ -7,6 +7,9 @@ hidden layers of 16 units with relu, outputs a mean and a scale, and has a prior
 weight. A fifth of the rows is held out, and columns have mean 0 and sd 1. Four chains run as one
 program, each method in a process of its own, and seconds are of everything:
 imports, training, compilation, sampling. It writes docs/tables/networks_default.md.
+
+With `--seconds 50` it compares metrics: `SGHMC` and `SGRLD` have 30 draws of warm-up, and then draw
+until the process has taken so many seconds. It writes docs/tables/networks_metrics.md.
 """
 
 from __future__ import annotations
@@ -25,15 +28,17 @@ import optax
 from common import TABLES, chains, head, in_process, versions
 
 import numpyro_geom
-from numpyro_geom import train
+from numpyro_geom import run_in_segments, train
 
 SIZES = (16, 16, 16, 16, 2)
 METHODS = {
     "four trained networks": 0,
-    "`Microcanonical`, 30 + 30": 30,
+    "`Microcanonical`, 40 + 40": 40,
     "`Microcanonical`, 100 + 100": 100,
+    "`Microcanonical`, 300 + 300": 300,
     "`SGHMC`, 100 + 100": 100,
 }
+METRICS = ("identity", "rmsprop", "wenzel", "monge", "shampoo")
 
 
 def load(name: str, folder: Path) -> list[jax.Array]:
@@ -84,6 +89,17 @@ def one(method: str, name: str, folder: Path) -> dict[str, float]:
     return {"seconds": time.process_time(), **scores(draws, X_test, y_test)}
 
 
+def at_equal_seconds(method: str, name: str, folder: Path, seconds: float) -> dict[str, float]:
+    """Number of draws, error and density of a kernel with a metric."""
+    X, y, X_test, y_test = load(name, folder)
+    kernel, metric = method.split()
+    mcmc = chains(getattr(numpyro_geom, kernel)(model, metric=metric), 30, 2000)
+    left = {"draws_per_segment": 5, "max_seconds": seconds - time.process_time()}
+    run = run_in_segments(mcmc, jax.random.key(1), X, y, **left)
+    draws = run.mcmc.get_samples(group_by_chain=True)
+    return {"draws": run.num_draws, **scores(draws, X_test, y_test)}
+
+
 def scores(draws: dict[str, jax.Array], X_test: jax.Array, y_test: jax.Array) -> dict[str, float]:
     """Error and density of held-out rows, of all four chains and of the worst one."""
 
@@ -110,19 +126,30 @@ def main() -> None:
     """Run all, or one in this process."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=0)
     parser.add_argument("--one", nargs=2)
     given = parser.parse_args()
+    if given.one and given.seconds:
+        print(json.dumps(at_equal_seconds(*given.one, given.data_dir, given.seconds)))
+        return
     if given.one:
         print(json.dumps(one(*given.one, given.data_dir)))
         return
-    lines = head("data, method and draws", "CPU s", "error", "density", "worst chain")
+    methods, first, table = list(METHODS), "seconds", "networks_default.md"
+    titles = "data, method and draws", "CPU s"
+    if given.seconds:
+        methods = [f"{kernel} {metric}" for kernel in ("SGHMC", "SGRLD") for metric in METRICS]
+        titles, first, table = ("data, kernel and metric", "draws"), "draws", "networks_metrics.md"
+    lines = head(*titles, "error", "density", "worst chain")
+    how = "--data-dir", given.data_dir, "--seconds", given.seconds, "--one"
     for name in ("airfoil", "concrete"):
-        for method in METHODS:
-            found = in_process(__file__, "--data-dir", given.data_dir, "--one", method, name)
-            cells = [f"{found['seconds']:.0f}", *(f"{found[k]:.3f}" for k in ("error", "density"))]
-            lines.append(f"| {name}, {method} | {' | '.join(cells)} | {found['worst']:.3f} |")
+        for method in methods:
+            found = in_process(__file__, *how, method, name)
+            cells = [f"{found[k]:.3f}" for k in ("error", "density", "worst") if k in found]
+            cells = [f"{found[first]:.0f}", *cells] if cells else [found["failed"]]
+            lines.append(f"| {name}, {method} | {' | '.join(cells)} |")
             print(lines[-1], flush=True)
-    (TABLES / "networks_default.md").write_text("\n".join([*lines, "", versions(), ""]))
+    (TABLES / table).write_text("\n".join([*lines, "", versions(), ""]))
 
 
 if __name__ == "__main__":
