@@ -33,9 +33,9 @@ from numpyro_geom import run_in_segments, train
 SIZES = (16, 16, 16, 16, 2)
 METHODS = {
     "four trained networks": 0,
-    "`Microcanonical`, 40 + 40": 40,
+    "`Microcanonical`, 20 + 20": 20,
     "`Microcanonical`, 100 + 100": 100,
-    "`Microcanonical`, 300 + 300": 300,
+    "`SGHMC`, 20 + 20": 20,
     "`SGHMC`, 100 + 100": 100,
 }
 METRICS = ("identity", "rmsprop", "wenzel", "monge", "shampoo")

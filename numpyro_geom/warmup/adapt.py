@@ -33,7 +33,7 @@ from .._util import PyTree, lazy_cond, tree_axpy, tree_size, tree_vdot, tree_whe
 from ..model.control_variate import Control, replace_anchor
 from ..model.potential import Potential
 from ..model.scale import Scale
-from ..sampling.algorithm import Algorithm, adapts, rule_temperature
+from ..sampling.algorithm import Algorithm, adapts, num_steps_from, rule_temperature
 from ..sampling.settings import DENSE_LIMIT, Settings
 from ..sampling.state import Adaptation, Chain, SGState, Target
 from .curvature import measure
@@ -258,9 +258,12 @@ def _adapt(
     if settings.schedule is None:
         step_size = jnp.where(changes, h, step_size).astype(step_size.dtype)
     if settings.given_num_steps is None:
-        steps = algorithm.num_steps(rate, step_size, seen)
         if settings.by_energy:
-            steps = jnp.full_like(num_steps, NETWORK_STEPS)
+            # a Langevin step is one with a new momentum
+            h = step_size if algorithm.momentum else jnp.sqrt(2 * step_size)
+            steps = num_steps_from(jnp.sqrt(adaptation.slowest), h, draw_length=1.0)
+        else:
+            steps = algorithm.num_steps(rate, step_size, seen)
         num_steps = jnp.where(due.first, num_steps, steps)
     return state._replace(
         adaptation=adaptation,
@@ -272,10 +275,6 @@ def _adapt(
 
 ENERGY_VARIANCE = 1.0
 """Variance of a step's error of the energy per parameter, over tau^2 and the bias tolerance."""
-NETWORK_STEPS = 250
-"""Steps of a draw of a network. With equal numbers of steps no chain of a batch waits for another.
-A chain has not seen all modes in any case, and the more steps it takes, the better are predictions.
-"""
 ENERGY_MOMENTA = 4
 """Steps with momenta of their own whose errors are measured at once."""
 MOST_ROUNDS = 12
