@@ -64,8 +64,9 @@ def check_int(name: str, value: Any, *, least: int = 1) -> int:
             f"{name} must be an integer of at least {least}, got {value!r} of type "
             f"{type(value).__name__}"
         )
-    if number < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+    if not least <= number < 2**63:
+        expected = f"of at least {least}" if number < least else "below 2^63"
+        raise ValueError(f"{name} must be an integer {expected}, got {value!r}")
     return number
 
 

@@ -71,6 +71,7 @@ FOUND = {
     "SGRLD x=complexes": "the energy of the model is complex: expected a real one",
     "GGMC potential_fn=distribution": "potential_fn must be a function, got .*Normal",
     "RiemannianLaplace.sample_posterior sample_shape=texts": "sample_shape must be an integer",
+    "SWAG num_steps=10**400": r"num_steps must be an integer below 2\^63",
     "SGNHT divergence=3-D": "SGNHT got an unexpected keyword argument 'divergence'",
 }
 """Cases that once ended in another way, and the error of each now."""

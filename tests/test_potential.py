@@ -614,3 +614,9 @@ def test_compiled_cost_grows_neither_with_rows_nor_with_steps() -> None:
     np.testing.assert_allclose(large[0], small[0], rtol=0.02)
     assert large[1] <= 1.02 * small[1]
     assert long[1] <= 1.02 * small[1]
+
+
+def test_a_constant_energy_is_an_array() -> None:
+    value, slope = jax.value_and_grad(function_potential(lambda z: 0.5).energy)(jnp.ones(2), {})
+    assert isinstance(value, jax.Array)
+    np.testing.assert_array_equal(slope, 0)

@@ -485,7 +485,7 @@ def test_a_bad_file_is_named_and_without_it_the_run_goes_on(tmp_path, damage, er
     with pytest.raises(error, match=f"{path.name}.*{match}"):
         _ = go(directory).mcmc
     path.unlink()
-    told = "0000000065.npz does not follow from the segments before it"
+    told = "0000000065.npz follows a segment that is missing or has changed"
     with warnings.catch_warnings() if step == 95 else pytest.warns(RuntimeWarning, match=told):
         assert_reference(go(directory))
 

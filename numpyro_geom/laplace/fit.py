@@ -344,9 +344,9 @@ def check_definite(settings: LaplaceSettings, at: AtMode, loc: jax.Array) -> Non
         )
     if loc.dtype == np.float32 and largest > ILL_CONDITIONED * smallest:
         warn_outside(
-            f"the precision has condition number {largest / smallest:.2g}, and float32 carries "
-            f"{ILL_CONDITIONED:g}: expect many rejected steps and inexact draws. Use float64 "
-            "(numpyro.enable_x64()) or standardise the inputs",
+            f"the energy curves {largest / smallest:.2g} times more in one direction than in "
+            f"another, and float32 is exact up to {ILL_CONDITIONED:g} times: expect failed and "
+            "inexact draws. Use float64 (numpyro.enable_x64()) or standardise the inputs",
         )
 
 
@@ -375,9 +375,9 @@ def warn_of_surroundings(at: AtMode, unravel: Callable) -> bool:
         parts = unravel(jnp.asarray(size / np.max(size)))
         sites = sorted(name for name, x in parts.items() if x.size and np.max(x) > 0.5)
         reasons.append(
-            f"the energy curves between {low:.2g} and {high:.2g} times as much as the precision "
-            f"says (expected {CURVATURES[0]:g} to {CURVATURES[1]:g}), furthest along the sites "
-            f"{sites}"
+            f"the energy curves between {low:.2g} and {high:.2g} times as much as the guide's "
+            f"normal law says (expected {CURVATURES[0]:g} to {CURVATURES[1]:g}), furthest along "
+            f"the sites {sites}"
         )
     if not shift <= FARTHEST_MEAN:
         reasons.append(

@@ -91,7 +91,8 @@ def function_potential(
         if batch is None:  # all rows of a stochastic function
             return full_potential_fn(position)  # type: ignore[misc]
         if not stochastic:
-            return potential_fn(position)
+            found = potential_fn(position)  # a constant may be a float
+            return jnp.asarray(found) if isinstance(found, float) else found
         if batch.ndim > random.key(0).ndim:  # several keys: take their mean
             return jnp.mean(jax.vmap(potential_fn, (None, 0))(position, batch))
         return potential_fn(position, batch)

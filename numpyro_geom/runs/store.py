@@ -89,8 +89,8 @@ class Store:
         late = [path for path, record in self._records.items() if record["step"] > step]
         if late:
             warn_outside(
-                f"{late[0]} does not follow from the segments before it. What is missing is "
-                "computed again",
+                f"{late[0]} follows a segment that is missing or has changed. The run goes on "
+                "from the last segment before, and computes the others again",
                 RuntimeWarning,
             )
         others = [p for p, r in self._records.items() if r["versions"] != about["versions"]]
