@@ -56,6 +56,12 @@ def storable(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {n: int(value) if isinstance(value, bool) else value for n, value in settings.items()}
 
 
+def is_measured(kernel: Any, last: SGState) -> bool:
+    """Whether warm-up has measured curvature and noise; False if nothing was automatic."""
+    # the first measurement happens before the second draw
+    return kernel.measures and np.asarray(last.i).min() > 1
+
+
 def facts_of(
     kernel: Any, states: Mapping[str, PyTree], last: SGState, thinning: int = 1
 ) -> dict[str, Any]:
@@ -116,8 +122,7 @@ def facts_of(
         found["metric_lag"] = lag
     if settings.deep:
         text["network"] = "judged by its predictions"
-    # the first measurement of curvature and noise happens before the second draw
-    if kernel.measures and np.asarray(last.i).min() > 1 and not settings.by_energy:
+    if is_measured(kernel, last) and not settings.by_energy:
         rate = _by_chain(compiled(algorithm.rate, adaptation.slowest, dynamics))
         names = {"lam_H": "curvature", "lam_C": "noise", "lam_min": "slowest"}
         found |= {name: getattr(adaptation, x) for name, x in names.items()}
