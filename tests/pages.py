@@ -1,6 +1,6 @@
 """Runs the code blocks of documentation pages, and compares or writes their output.
 
-    python tests/pages.py [--write | --small] docs/index.md docs/how_to/*.md
+    python tests/pages.py [--write] docs/index.md docs/how_to/*.md
 
 The blocks of a page share a namespace; different pages do not. A text block directly after a Python
 block is the output of that block. For numbers, only their places are compared, because the values
@@ -25,9 +25,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.M |
 INCLUDE = re.compile(r'^--8<-- "(examples/[\w.]+?)(?::(\w+))?"$', re.M)
 OPTIONAL = {"arviz_stats", "bambi", "pandas", "pyarrow", "torch"}
 """Without one of these packages a page runs up to the block that needs it."""
-SMALL = {"calibrate": {"num_warmup=300, num_samples=500": "num_warmup=50, num_samples=50"}}
-"""With ``--small``: what runs in the place of numbers that cost time, by page."""
-NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*(?:e[-+]?\d+)?|inf\b|nan\b)")
+NUMBER = re.compile(r"[-+]?(?:\d+(?:,\d{3})*\.?\d*(?:e[-+]?\d+)?|inf\b|nan\b)")
 
 
 def words(text: str) -> str:
@@ -93,14 +91,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("pages", type=Path, nargs="*", default=PAGES)
     parser.add_argument("--write", action="store_true", help="put what is printed into the pages")
-    parser.add_argument("--small", action="store_true", help="run some pages at a small size")
     options = parser.parse_args()
     wrong = []
     for path in map(Path.resolve, options.pages):
         start = time.process_time()
         text = path.read_text()
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-            for block, printed in run(path, SMALL.get(path.stem) if options.small else None):
+            for block, printed in run(path):
                 if words(printed) == words(block[2] or ""):
                     continue
                 wrong.append(f"{path}: expected\n{block[2]}\nand got\n{printed}")

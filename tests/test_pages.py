@@ -26,6 +26,7 @@ TEXTS = [x for x in TEXTS if x.parent.name != "tables" and "```python" in x.read
 def test_numbers_are_places_and_words_are_compared() -> None:
     assert words("sd 0.0101,\n  n 1,200") == words("sd 0.0099, n 950")
     assert words("[1. 1. -2e-3]") == words("[2. 3. 1e+4]")
+    assert words("p = 1, so") == words("p = 0.42, so")
     assert words("ESS 5") != words("R-hat 5")
 
 
@@ -88,7 +89,7 @@ def test_pages(tmp_path: Path) -> None:
     # compiled as quickly as the tests are, and with one device, as most readers have
     flags = re.sub(r"--xla_force_host_platform_device_count=\S+", "", os.environ["XLA_FLAGS"])
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", ROOT / "tests" / "pages.py", "--small"],
+        [sys.executable, "-W", "ignore", ROOT / "tests" / "pages.py"],
         env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)},
         cwd=tmp_path,
         capture_output=True,
