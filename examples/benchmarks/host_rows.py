@@ -106,11 +106,6 @@ def in_a_fresh_process(
     return None if "failed" in found else found
 
 
-def without_limit(folder: Path, rows: int, on_host: bool, limit: int, steps: int) -> dict | None:
-    """The same in this process and without a limit, for a quick look."""
-    return child(folder, rows, on_host, 0, steps)
-
-
 def memory_table(
     folder: Path, sizes: list[int], limit: int, steps: int, run_child: Callable
 ) -> list[str]:
@@ -253,8 +248,8 @@ def main() -> None:
         return
     models, batch_sizes = list(MODELS), [100, 1000, 10_000]
     sizes, run_child = [options.rows // 10, options.rows], in_a_fresh_process
-    if options.quick:
-        run_child = without_limit
+    if options.quick:  # in this process, without a limit
+        run_child = lambda folder, rows, on_host, _, steps: child(folder, rows, on_host, 0, steps)  # noqa: E731
         options.rows, options.steps, options.seconds, options.repeats = 20_000, 50, 0.01, 1
         models, batch_sizes, sizes = ["logistic"], [100], [options.rows]
     with tempfile.TemporaryDirectory() as directory:

@@ -257,20 +257,15 @@ def slope(cells: Sequence[Cell], growing: Callable[[Cell], int]) -> str:
 
 def memory(cells: Sequence[Cell]) -> str:
     """Markdown: slopes of the memory in D at each N, and in N at each D."""
-
-    def size(c: Cell) -> int:
-        return num_parameters(c.hidden)
-
-    def rows(c: Cell) -> int:
-        return c.rows
-
+    sizes = {"D": lambda c: num_parameters(c.hidden), "N": lambda c: c.rows}
     methods = list(dict.fromkeys(c.method for c in cells))
     lines = head("slope of log memory", *methods)
-    for growing, fixed, text in ((size, rows, "in D, N = {:,}"), (rows, size, "in N, D = {:,}")):
-        for value in dict.fromkeys(map(fixed, cells)):
-            mine = [[c for c in cells if c.method == m and fixed(c) == value] for m in methods]
-            found = [slope(some, growing) for some in mine]
-            lines.append(f"| {text.format(value)} | {' | '.join(found)} |")
+    for growing, fixed in (("D", "N"), ("N", "D")):
+        of = sizes[fixed]
+        for value in dict.fromkeys(map(of, cells)):
+            mine = [[c for c in cells if c.method == m and of(c) == value] for m in methods]
+            found = [slope(some, sizes[growing]) for some in mine]
+            lines.append(f"| in {growing}, {fixed} = {value:,} | {' | '.join(found)} |")
     return "\n".join(lines)
 
 
@@ -280,17 +275,12 @@ def table(cells: Sequence[Cell]) -> str:
     lines = head("D", "N", "method", *costs)
     for c in cells:
         if c.seconds is not None:
-            row = (
-                f"{num_parameters(c.hidden):,}",
-                f"{c.rows:,}",
-                c.method,
-                f"{float(f'{c.seconds:.2g}'):,g}",
-                f"{c.evaluations:.0f}",
-                f"{c.failed} of {DRAWS}",
-                f"{c.megabytes:.1f}",
-                f"{c.compilation:.0f}",
+            seconds = float(f"{c.seconds:.2g}")
+            lines.append(
+                f"| {num_parameters(c.hidden):,} | {c.rows:,} | {c.method} | {seconds:,g} | "
+                f"{c.evaluations:.0f} | {c.failed} of {DRAWS} | {c.megabytes:.1f} | "
+                f"{c.compilation:.0f} |"
             )
-            lines.append(f"| {' | '.join(row)} |")
     return "\n".join([SETTINGS, "", *lines, "", memory(cells)])
 
 

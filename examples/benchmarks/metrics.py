@@ -20,7 +20,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import posteriors as P
-from common import TABLES, head
+from common import TABLES, head, logistic
 from numpyro.diagnostics import effective_sample_size
 
 from numpyro_geom import SGRLD, Monge
@@ -84,7 +84,7 @@ def large() -> P.Posterior:
     X = np.column_stack([rng.normal(size=(20_000, 9)) * np.geomspace(1, 0.1, 9), np.ones(20_000)])
     y = rng.uniform(size=20_000) < 1 / (1 + np.exp(-X @ rng.normal(size=10)))
     args = jnp.asarray(X, jnp.float32), jnp.asarray(y, jnp.int32)
-    model = partial(P.logistic_model, scale=10.0)
+    model = partial(logistic, scale=10.0)
     return P.Posterior("logistic, minibatches", model, args, 256, P.columns("w"))
 
 
@@ -172,10 +172,8 @@ def write(results: dict) -> str:
                 continue
             rates = (r["ess"] / r[unit] / (base["ess"] / base[unit]) for unit in UNITS)
             wrong = r["mean"] > 1 or r["high"] > 2
-            text = (
-                "lost" if wrong else ", ".join(f"{x:.0f}" if x > 10 else f"{x:.2g}" for x in rates)
-            )
-            cells.append(text)
+            told = ", ".join(f"{x:.0f}" if x > 10 else f"{x:.2g}" for x in rates)
+            cells.append("lost" if wrong else told)
         lines.append(f"| {column['name']} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -1,7 +1,6 @@
 """Models like NumPyro's examples, written from their source papers.
 
-Data are generated here with a fixed seed, or are small published tables. Used by
-`numpyro_models.py` and `starts.py`.
+Data are generated here with a fixed seed, or are small published tables.
 """
 
 from __future__ import annotations
@@ -266,9 +265,8 @@ def predator_prey() -> P.Posterior:
         numpyro.sample("y", dist.LogNormal(log_z, sigma).to_event(2), obs=y)
 
     scalars = scalars_of(logs=("rates", "first", "sigma"))
-    return P.Posterior(
-        "Lotka-Volterra", model, singles(np.column_stack([hare, lynx])), None, scalars
-    )
+    pelts = singles(np.column_stack([hare, lynx]))
+    return P.Posterior("Lotka-Volterra", model, pelts, None, scalars)
 
 
 def layers(widths: list[int]) -> tuple[Callable, Callable]:

@@ -53,14 +53,13 @@ class Posterior:
 
 
 def columns(*sites: str) -> Callable:
+    """Entries of these sites side by side; ``w``, ``x`` and ``group`` are vectors."""
+
     def scalars(draws: dict[str, Any]) -> Any:
-        lead = draws[sites[0]].ndim - event_rank[sites[0]]
+        lead = draws[sites[0]].ndim - (sites[0] in ("w", "x", "group"))
         parts = [draws[s].reshape(*draws[s].shape[:lead], -1) for s in sites]
         return jnp.concatenate(parts, -1)
 
-    event_rank = dict.fromkeys(sites, 0)
-    names = {"w": 1, "x": 1, "group": 1}
-    event_rank.update({s: names.get(s, 0) for s in sites})
     return scalars
 
 
@@ -83,9 +82,8 @@ def funnel() -> Posterior:
         numpyro.sample("x", dist.Normal(0, jnp.exp(v / 2)).expand([2]).to_event(1))
 
     sd = np.exp(1.5**2 / 4)
-    return Posterior(
-        "funnel", model, (), None, columns("v", "x"), (np.zeros(3), np.array([1.5, sd, sd]))
-    )
+    moments = np.zeros(3), np.array([1.5, sd, sd])
+    return Posterior("funnel", model, (), None, columns("v", "x"), moments)
 
 
 def gaussian(condition: float = 1e4, dim: int = 10) -> Posterior:

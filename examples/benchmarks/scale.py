@@ -59,12 +59,11 @@ def main() -> None:
             f"{size / seconds / base:.3g} | {error:.2f} | {ratio.min():.2f} to {ratio.max():.2f} |"
         )
         print(lines[-1], flush=True)
-    text = (
+    about = (
         f"{arguments.rows:,} rows, condition {condition:.1e}, `...` for `batch_size=256, "
-        f"control_variate=True`, jax {jax.__version__}; times of one run, shared machine.\n\n"
-        + "\n".join(lines)
-        + "\n"
+        f"control_variate=True`, jax {jax.__version__}; times of one run, shared machine.\n"
     )
+    text = "\n".join([about, *lines, ""])
     print(text)
     if not arguments.no_table:
         TABLE.write_text(text)

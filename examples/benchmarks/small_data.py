@@ -19,14 +19,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import common
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import posteriors as P
-from common import TABLES, head, versions
+from common import TABLES, chains, head, logistic, versions
 from jax import random
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS
@@ -147,7 +146,7 @@ def breast_cancer() -> P.Posterior:
     X, y = load_breast_cancer(return_X_y=True)
     X = np.column_stack([(X - X.mean(0)) / X.std(0), np.ones(len(X))])
     args = jnp.asarray(X, jnp.float32), jnp.asarray(y, jnp.int32)
-    return P.Posterior("logistic, breast cancer", common.logistic, args, None, scalars_of("w"))
+    return P.Posterior("logistic, breast cancer", logistic, args, None, scalars_of("w"))
 
 
 def _linear(X: Any, y: Any, scale: float, noise: Any) -> None:
@@ -284,7 +283,7 @@ MODELS: dict[str, Callable[[], P.Posterior]] = {
 
 def run(kernel: Any, args: tuple, seed: int, num_draws: int = DRAWS) -> MCMC:
     """Run vectorised chains."""
-    mcmc = common.chains(kernel, DRAWS, num_draws, CHAINS)
+    mcmc = chains(kernel, DRAWS, num_draws, CHAINS)
     mcmc.run(random.key(seed), *args, extra_fields=("num_steps",))
     return mcmc
 

@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,8 +51,6 @@ from numpyro.infer import MCMC, NUTS  # noqa: E402
 
 from numpyro_geom import SGRLD, HostRows  # noqa: E402
 from numpyro_geom.rows.mesh_rows import MeshRows  # noqa: E402
-
-# noqa: E402
 from numpyro_geom.runs.mesh import DeviceLayout  # noqa: E402
 from numpyro_geom.runs.segments import Job, Segments  # noqa: E402
 
@@ -79,12 +78,11 @@ def work(
     name: str, shape: tuple[int, int], num_chains: int, rows: int, batch: int, columns: int
 ) -> Work:
     """Counts on a mesh of this shape, for these chains and rows (of all devices together)."""
+    minibatch = partial(SGRLD, logistic, batch_size=batch, step_size=1e-6, num_steps=1)
     kernels = {
-        "SGRLD": lambda: SGRLD(logistic, batch_size=batch, step_size=1e-6, num_steps=1),
-        "SGRLD, stratified": lambda: SGRLD(
-            logistic, batch_size=batch, step_size=1e-6, num_steps=1, batching="stratified"
-        ),
-        "NUTS": lambda: NUTS(logistic, step_size=1e-3, max_tree_depth=5),
+        "SGRLD": minibatch,
+        "SGRLD, stratified": partial(minibatch, batching="stratified"),
+        "NUTS": partial(NUTS, logistic, step_size=1e-3, max_tree_depth=5),
     }
     mcmc = chains(kernels[name](), 1, 1, num_chains)
     mesh = Mesh(np.array(jax.devices()[: math.prod(shape)]).reshape(shape), ("chains", "rows"))
