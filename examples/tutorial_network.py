@@ -29,7 +29,7 @@ from numpyro_geom.diagnostics import PredictionStream
 # --8<-- [end:imports]
 
 # --8<-- [start:data]
-num_rows, num_draws, num_epochs = 1_438, 200, 100
+num_rows, num_draws, num_epochs = 1_438, 100, 100
 
 images, labels = load_digits(return_X_y=True)  # 1,797 digits of 8 by 8 pixels
 order = np.random.default_rng(0).permutation(len(labels))
