@@ -264,6 +264,7 @@ def test_predictions_of_a_guide_are_those_one_by_one() -> None:
     with pytest.warns(SamplingWarning, match="has not converged"):
         params = guide.fit(keys[2], x, y, init_params=start, max_steps=0)
     guide._told = True  # that the draws are far off
+    assert (guide._learned["lanes"] == 1) == sums_wrongly()  # of the fit
     key, _ = random.split(keys[2])
     w = guide.sample_posterior(key, params, sample_shape=32)["w"]
     found = guide.predictive(keys[2], params, x, y, num_samples=32).log_likelihood["y"]

@@ -8,7 +8,7 @@ weight. A fifth of the rows is held out, and columns have mean 0 and sd 1. Four 
 program, each method in a process of its own, and seconds are of everything:
 imports, training, compilation, sampling. It writes docs/tables/networks_default.md.
 
-With `--seconds 50` it compares metrics: `SGHMC` and `SGRLD` have 30 draws of warm-up, and then draw
+With `--seconds 60` it compares metrics: `SGHMC` and `SGRLD` have 15 draws of warm-up, and then draw
 until the process has taken so many seconds. It writes docs/tables/networks_metrics.md.
 """
 
@@ -93,7 +93,7 @@ def at_equal_seconds(method: str, name: str, folder: Path, seconds: float) -> di
     """Number of draws, error and density of a kernel with a metric."""
     X, y, X_test, y_test = load(name, folder)
     kernel, metric = method.split()
-    mcmc = chains(getattr(numpyro_geom, kernel)(model, metric=metric), 30, 2000)
+    mcmc = chains(getattr(numpyro_geom, kernel)(model, metric=metric), 15, 2000)
     left = {"draws_per_segment": 5, "max_seconds": seconds - time.process_time()}
     run = run_in_segments(mcmc, jax.random.key(1), X, y, **left)
     draws = run.mcmc.get_samples(group_by_chain=True)
