@@ -445,6 +445,18 @@ def test_scale_by_the_number_of_parameters(size: int, metric: str) -> None:
         assert scale == ()
 
 
+def test_a_law_whose_centre_cannot_be_evaluated_is_found_from_draws() -> None:
+    """A search that goes on first looks at its centre alone."""
+
+    def energy(z: jax.Array) -> jax.Array:
+        return jnp.where(jnp.all(z == 1), jnp.nan, 2 * z @ z)
+
+    target = Target(function_potential(energy, None, None), 1.0, near=True)
+    layout = Layout.without_groups(3)
+    law = find_law(target, layout, jnp.ones(3), random.key(0), searching=True)
+    np.testing.assert_allclose(law.root.variances(), 0.25, rtol=1e-5)
+
+
 @pytest.mark.parametrize("batch_size", [None, 50])
 def test_many_parameters_have_a_diagonal_from_curvature(batch_size: int | None) -> None:
     data = grouped_rows()

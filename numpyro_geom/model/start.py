@@ -157,8 +157,7 @@ def find_start(
     rows: dict[str, jax.Array] = {}
     if not plan.local_axes:
         for plate, number in plan.batch_sizes.items():
-            places = np.arange(number) * plan.sizes[plate] // number
-            rows[plate] = jnp.asarray(places, jnp.int32)
+            rows[plate] = jnp.asarray(evenly(plan.sizes[plate], number), jnp.int32)
     warn_of_deterministic(model.fn, args, kwargs, plan)
     model = with_params(model, rows)
     _check_names(model, init_strategy)

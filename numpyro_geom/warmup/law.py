@@ -301,7 +301,7 @@ def find_law(
         far = jnp.any(onward >= MOVES_ON * shortest) | risen
         begins = now.number == 0  # L was not known yet
         longer = ~begins & jnp.any(onward >= MOVES_ON * now.longest)
-        wider = jnp.minimum(jnp.where(begins, 1, 2 * now.width), 1)
+        wider = jnp.where(now.width > 0, jnp.minimum(2 * now.width, 1), 1)
         fallen = now._replace(
             centre=centre,
             mean=mean,
@@ -315,7 +315,7 @@ def find_law(
         return tree_where(risen, halfway, fallen)._replace(
             number=number,
             finished=(number >= fewest) & (~far | (number >= most)),
-            width=jnp.where(risen, now.width / 2, wider),
+            width=jnp.where(risen & (now.width > 0), now.width / 2, wider),
             share=jnp.where(far, jnp.maximum(share, LEAST_SHARE), share),
             moves=moves,
             longest=jnp.where(far & ~risen, jnp.where(longer, 4, 1) * now.longest, shortest),
