@@ -122,12 +122,8 @@ def test_draws_have_the_law_of_the_target(kernel: type) -> None:
 
     metric = {"a": Identity(), "b": Identity(4.0)}
     step = 0.05 if kernel is SGRLD else 0.4
-    mcmc = MCMC(
-        kernel(model, metric=metric, step_size=step, num_steps=40),
-        num_warmup=20,
-        num_samples=1000,
-        progress_bar=False,
-    )
+    chain = kernel(model, metric=metric, step_size=step, num_steps=40)
+    mcmc = MCMC(chain, num_warmup=20, num_samples=1000, progress_bar=False)
     mcmc.run(random.key(0))
     draws = mcmc.get_samples()
     # Euler's variance on a Gaussian of curvature 1 is 1 / (1 - h / 2); BAOAB's is exact

@@ -816,12 +816,8 @@ def test_each_metric_has_its_own_treatment_of_gamma() -> None:
 def test_a_run_does_not_go_on_after_64_bit_mode_was_switched_off() -> None:
     """As with NUTS, to which JAX says it in a paragraph."""
     with jax.enable_x64(True):
-        mcmc = MCMC(
-            SGRLD(potential_fn=lambda z: z**2 / 2, step_size=0.1, num_steps=1),
-            num_warmup=1,
-            num_samples=1,
-            progress_bar=False,
-        )
+        kernel = SGRLD(potential_fn=lambda z: z**2 / 2, step_size=0.1, num_steps=1)
+        mcmc = MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False)
         mcmc.run(random.key(0), init_params=jnp.ones(()))
     mcmc.post_warmup_state = mcmc.last_state
     with pytest.raises(TypeError, match="switch x64 on"):

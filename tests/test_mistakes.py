@@ -76,12 +76,8 @@ def test_gibbs_takes_the_kernels_in_their_place() -> None:
     def gibbs_fn(rng_key: Any, gibbs_sites: Any, hmc_sites: Any) -> dict:
         return {"s": 1 + random.uniform(rng_key)}
 
-    mcmc = MCMC(
-        Gibbs([(CustomGibbs(gibbs_fn), ["s"]), (kernel, None)]),
-        num_warmup=0,
-        num_samples=2,
-        progress_bar=False,
-    )
+    both = Gibbs([(CustomGibbs(gibbs_fn), ["s"]), (kernel, None)])
+    mcmc = MCMC(both, num_warmup=0, num_samples=2, progress_bar=False)
     mcmc.run(random.key(0), *map(jnp.asarray, DATA))
     assert np.all(mcmc.get_samples()["s"] > 1)
 

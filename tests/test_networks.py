@@ -23,6 +23,7 @@ from numpyro_geom import SGHMC, SGRLD, Microcanonical, diagnose, to_inference_da
 from numpyro_geom.metrics import Identity
 from numpyro_geom.model.model import read
 from numpyro_geom.model.potential import function_potential
+from numpyro_geom.sampling.algorithm import MAX_NUM_STEPS
 from numpyro_geom.sampling.state import Chain, init_adaptation
 from numpyro_geom.warmup.adapt import ENERGY_VARIANCE, measure_by_energy
 
@@ -202,6 +203,9 @@ def test_chains_start_trained_and_stay_in_the_mass(finished):
     truth = jnp.sin(2 * X[:, 0]) * X[:, 1]
     assert (errors(draws, truth) < 0.2).all()  # .1 with all 300 rows; .71 for a constant
     assert finished.get_extra_fields()["num_diverging"].sum() == 0
+    state = finished.last_state  # a draw moves weights by about their size
+    steps = 1 / (state.step_size * np.sqrt(state.adaptation.slowest))
+    np.testing.assert_array_equal(state.num_steps, np.clip(np.ceil(steps), 1, MAX_NUM_STEPS))
 
 
 def test_networks_are_judged_by_densities_of_rows(finished):
