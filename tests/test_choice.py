@@ -32,8 +32,12 @@ def no_rows_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("numpyro_geom.bound.FEW_OPERATIONS", 0)
 
 
-def chosen(kernel: Any, *rows: Any, num_warmup: int = 8) -> tuple:
-    kernel.init(random.key(0), num_warmup, None, rows or ROWS, {})
+def chosen(kernel: Any, *rows: Any) -> tuple:
+    """What is chosen as the model is read, or by measurements at the start if that is needed."""
+    given = random.key(0), 8, None, rows or ROWS, {}
+    kernel.bind(*given)
+    if kernel.bound.undecided:
+        kernel.init(*given)
     return kernel.settings.batch_size, kernel.settings.control_variate
 
 
@@ -155,8 +159,8 @@ def test_law_of_latent_values_of_rows() -> None:
 
 def test_a_temperature_that_drowns_the_noise_needs_no_control_variate() -> None:
     kernel = SGRLD(linear, batch_size=1000, temperature=1e4)
-    assert chosen(kernel) == (1000, False)
     state = kernel.init(random.key(0), 8, None, ROWS, {})
+    assert (kernel.settings.batch_size, kernel.settings.control_variate) == (1000, False)
     assert state.control == ()
 
 
@@ -167,6 +171,7 @@ def test_a_temperature_that_drowns_the_noise_needs_no_control_variate() -> None:
         ({"batch_size": 128, "control_variate": False}, (128, False)),
         ({"batch_size": 128, "control_variate": True}, (128, True)),
         ({"batch_size": {"data": 128}}, ({"data": 128}, True)),
+        ({"control_variate": False}, (None, False)),
         ({"step_size": 1e-5}, (None, False)),
         ({"step_size": 1e-5, "batch_size": 128}, (128, False)),
         ({"adjusted": True}, (None, False)),
@@ -202,13 +207,11 @@ def test_a_trajectory_takes_few_rows_if_the_energy_costs_more() -> None:
     assert chosen(GGMC(linear, control_variate=False)) == (None, 0)
 
 
-def test_rows_are_chosen_without_a_control_variate() -> None:
-    assert chosen(SGHMC(linear, control_variate=False)) == (None, 0)
-
-
 def test_without_a_warm_up_all_rows_are_taken() -> None:
+    kernel = SGRLD(linear)
     with pytest.warns(SamplingWarning, match="num_warmup=0"):
-        assert chosen(SGRLD(linear), num_warmup=0) == (None, False)
+        kernel.init(random.key(0), 0, None, ROWS, {})
+    assert (kernel.settings.batch_size, kernel.settings.control_variate) == (None, False)
 
 
 def not_indexed(X: jax.Array, y: jax.Array) -> None:

@@ -110,14 +110,7 @@ def test_gallery_shows_every_example() -> None:
     assert examples <= set(re.findall(r"`(\w+\.py)`", gallery))
 
 
-MODULES = (
-    "",
-    ".diagnostics",
-    ".laplace.information",
-    ".laplace",
-)
-
-
+MODULES = ("", ".diagnostics", ".laplace.information", ".laplace")
 ELSEWHERE = {"cyclical"}
 """The other name of the class of a schedule."""
 
