@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree as ravel
+from numpyro.util import is_prng_key
 
 from ._checks import check_floating, warn_outside
 from ._util import PyTree, digest, is_traced, tree_size
@@ -98,10 +99,8 @@ class Bound:
             " ".join([name, *map(digest, jax.tree.leaves(share))]): ()
             for name, share in self.shares.items()
         }
-        choice = self.choice
-        if choice is None:
-            return shares
-        return shares | {f"{choice.batch_size} rows, order {choice.order}": ()}
+        given = self.settings
+        return shares | {f"{given.batch_size} rows, order {given.control_variate}": ()}
 
     def potential(self) -> Potential:
         """U of the model's sites."""
@@ -157,7 +156,6 @@ def bind(
     args: tuple,
     kwargs: dict,
     *,
-    batched: bool,
     trajectory: bool = False,
 ) -> tuple[Bound, PyTree]:
     """Read the model, find where chains start, and give automatic settings their values.
@@ -171,6 +169,7 @@ def bind(
         TypeError: for positions that are not floating point.
     """
     bound, position, rows = Bound(settings), init_params, None
+    batched = not is_prng_key(rng_key)
     if settings.model is not None:
         model, rows = _planned(settings, args, kwargs, num_warmup)
         model, position = find_start(

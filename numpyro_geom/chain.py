@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
 from jax.flatten_util import ravel_pytree as ravel
+from numpyro.infer import MCMC
 from numpyro.util import is_prng_key
 
 from . import _random
@@ -40,9 +41,8 @@ from .warmup.start import Choice, choose, find_typical_set
 
 
 def start_chains(
-    target: Target,
-    algorithm: Algorithm,
     bound: Bound,
+    algorithm: Algorithm,
     rng_key: jax.Array,
     num_warmup: int,
     position: PyTree,
@@ -59,6 +59,7 @@ def start_chains(
     Raises:
         ValueError: if the algorithm cannot use the potential.
     """
+    target = bound.target()
     target.check()
     if bound.plan is not None and bound.plan.is_random:
         check_random(bound.settings, algorithm)
@@ -167,12 +168,11 @@ def _of_series(root: ArrowRoot) -> jax.Array:
 
 
 def decide(
-    target: Target, algorithm: Algorithm, bound: Bound, state: SGState, choice: Choice | None
+    bound: Bound, algorithm: Algorithm, state: SGState, choice: Choice | None
 ) -> tuple[Bound, SGState]:
     """Choose open arguments by measurements at the start of the first chain.
 
-    ``target`` and ``bound`` have the values that serve for measuring. An earlier ``choice`` is
-    kept.
+    ``bound`` has the values that serve for measuring. An earlier ``choice`` is kept.
 
     Returns:
         The bound model and the state, without parts that are no longer needed. Within a
@@ -184,7 +184,7 @@ def decide(
             return bound, state
         one = state if is_prng_key(state.rng_key) else jax.tree.map(lambda x: x[0], state)
         choice = choose(
-            target,
+            bound.target(),
             algorithm,
             bound.settings,
             one,
@@ -290,8 +290,29 @@ def init_chain(
     return rescaled(state, scale, settings, target.potential.num_data)
 
 
+def taken_over(
+    bound: Bound, earlier: MCMC, position: PyTree, num_warmup: int, *, single: bool
+) -> Bound | None:
+    """With the choices of an ``earlier`` run; None if its chains do not fit this model.
+
+    ``position`` is that of a ``single`` chain, or of several.
+    """
+    old, state = earlier.sampler.bound, earlier.last_state
+    shapes = [
+        jax.tree.map(lambda x, k=k: np.shape(x)[k:], z)
+        for z, k in ((state.z, np.ndim(state.i)), (position, 0 if single else 1))
+    ]
+    alike = shapes[0] == shapes[1] and bound.settings.layout == old.settings.layout
+    if not alike or (old.choice is None) != (not bound.undecided) or bound.point is not None:
+        return None
+    bound = bound if old.choice is None else bound.decided(old.choice)
+    settled = num_warmup == 0 and bound.settings.schedule is None
+    bound = replace(bound, settings=bound.settings.with_values(settled=settled))
+    return bound.with_shares(old.shares)
+
+
 def handed_on(
-    target: Target,
+    bound: Bound,
     algorithm: Algorithm,
     rng_key: jax.Array,
     num_warmup: int,
@@ -304,7 +325,7 @@ def handed_on(
     ``earlier`` chains; several have a leading axis. What depends on the model's arguments is
     computed for the new ones.
     """
-    potential, single = target.potential, np.ndim(earlier.i) == 0
+    potential, single = bound.potential(), np.ndim(earlier.i) == 0
 
     def hand(rng_key: jax.Array, position: PyTree) -> SGState:
         key_state, key_stream, key_chain = random.split(rng_key, 3)
@@ -322,7 +343,7 @@ def handed_on(
             seed=words(rng_key),
             rng_key=key_state,
         )
-        return for_new_arguments(target, algorithm, state)
+        return for_new_arguments(bound, algorithm, state)
 
     return compiled(hand if is_prng_key(rng_key) else jax.vmap(hand), rng_key, position)
 
@@ -335,8 +356,9 @@ def moved_to(state: SGState, z: PyTree) -> SGState:
     return state._replace(trusted=state.chain.position)
 
 
-def next_draw(target: Target, algorithm: Algorithm, settings: Settings, state: SGState) -> SGState:
+def next_draw(bound: Bound, algorithm: Algorithm, state: SGState) -> SGState:
     """The state after the next draw."""
+    target, settings = bound.target(), bound.settings
     rng_key, key_steps, key_measure, _ = _random.split(state.rng_key, 4)
     due = what_is_due(state.i, state.adaptation.num_warmup, adapts(settings, algorithm))
     if settings.settled:
@@ -359,9 +381,9 @@ def next_draw(target: Target, algorithm: Algorithm, settings: Settings, state: S
     return state._replace(i=state.i + 1, rng_key=rng_key)
 
 
-def for_new_arguments(target: Target, algorithm: Algorithm, state: SGState) -> SGState:
+def for_new_arguments(bound: Bound, algorithm: Algorithm, state: SGState) -> SGState:
     """The state for other model arguments, or for a position that another kernel has changed."""
-    target = target.scaled(state)
+    target = bound.target().scaled(state)
     potential = target.potential
     if target.controlled:  # the values at the anchor belong to the old arguments
         anchor = ravel(state.z)[1](state.control.anchor.position)

@@ -8,7 +8,6 @@ its arguments (`numpyro_geom.bound`) and starts the chains. ``sample`` takes the
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import threading
 from abc import abstractmethod
@@ -48,6 +47,7 @@ from .chain import (
     next_draw,
     shares_at,
     start_chains,
+    taken_over,
 )
 from .model.arguments import differentiated, on_device
 from .model.bad_rows import check_finite, fault_at
@@ -101,9 +101,7 @@ class SGKernel(MCMCKernel):
         self._arguments = {n: dict(x) if isinstance(x, Mapping) else x for n, x in given.items()}
         self._settings = Settings(self._arguments, checks, fixed)
         self._bound: Bound | None = None
-        self._sample_fn: Callable | None = None
-        self._constrain_cache: tuple | None = None
-        self._known: tuple | None = None
+        self._given: Any = None  # the arguments for which it was bound
 
     @abstractmethod
     def algorithm(self, settings: Settings) -> Algorithm:
@@ -205,6 +203,7 @@ class SGKernel(MCMCKernel):
             TypeError: for positions that are not floating point.
         """
         check_keys("rng_key", rng_key)
+        given = jax.tree.flatten((model_args, model_kwargs))
         args, kwargs = on_device(model_args, model_kwargs)
         single = is_prng_key(rng_key)
         split = _random.split if single else jax.vmap(_random.split, out_axes=1)
@@ -212,28 +211,20 @@ class SGKernel(MCMCKernel):
         earlier = self._earlier() if init_params is None else None
         # settings that follow from a warm-up are those of the earlier run
         warmup = num_warmup if earlier is None else earlier.num_warmup
-        position = self.bind(key_model, warmup, init_params, args, kwargs)
+        bound, position = self.bind(key_model, warmup, init_params, args, kwargs)
+        taken = None
+        if earlier is not None:
+            taken = taken_over(bound, earlier, position, num_warmup, single=single)
+        if taken is not None:
+            position = _moved(taken, position, single=single)
+            algorithm, last = self.algorithm(taken.settings), earlier.last_state
+            state = handed_on(taken, algorithm, key_state, num_warmup, position, last)
+            _check_start(taken, state)
+            return self._started(taken, state, given)
         # what another chain has learned from the same arguments
-        given = jax.tree.flatten((model_args, model_kwargs))
-        same = self._known is not None and _is_same(self._known[0], given)
-        known: Bound = self._known[1] if same else Bound(self._settings)  # type: ignore
+        known = self.bound if _is_same(self._given, given) else Bound(self._settings)
         if known.shares and init_params is None:
-            self._bound = self.bound.with_shares(known.shares)
-        bound = self.bound.on(args, kwargs)
-        if earlier is not None and self._take_over(earlier, position, num_warmup, single=single):
-            bound = self.bound.on(args, kwargs)
-            position = _moved(bound, position, single=single)
-            state = handed_on(
-                bound.target(),
-                self.algorithm(bound.settings),
-                key_state,
-                num_warmup,
-                position,
-                earlier.last_state,
-            )
-            self._check_start(state, args, kwargs)
-            self._sample_fn = self._sample_one if single else self._sample_batch
-            return state._replace(built_on=self.bound.built_on)
+            bound = bound.with_shares(known.shares)
         if num_warmup == 0 and self.settings.schedule is None:
             warn_outside(
                 "num_warmup=0 and step_size='auto': the step size is found in warm-up, and there "
@@ -241,15 +232,14 @@ class SGKernel(MCMCKernel):
                 "draws, or a step_size"
             )
 
-        unknown, algorithm = init_params is None, self.algorithm(self.settings)
+        unknown, algorithm = init_params is None, self.algorithm(bound.settings)
         if bound.model is not None and bound.settings.trains and unknown and num_warmup > 0:
             position, unknown = trained(bound.model, key_model, position, single=single), False
 
         def start(position: PyTree, shares: Shares, near: bool = False) -> SGState:
             one = bound.with_shares(shares) if shares else bound
-            target, key = one.target(), key_state
             return start_chains(
-                target, algorithm, one, key, num_warmup, position, unknown=unknown, near=near
+                one, algorithm, key_state, num_warmup, position, unknown=unknown, near=near
             )
 
         opening: Shares = {}
@@ -266,25 +256,25 @@ class SGKernel(MCMCKernel):
                 shares = shares_at(bound, state)
                 if shares is bound.shares or not (shares or bound.shares):
                     break
-                self._bound = self.bound.with_shares(shares)
-                bound = self.bound.on(args, kwargs)
+                bound = bound.with_shares(shares)
                 position = centre_in(used, bound, state, position)
                 used = bound
                 state = start(position, {**opening, **shares}, near=True)
-        self._check_start(state, args, kwargs)
+        _check_start(bound, state)
         if not single:
             check_lanes(bound.model, state.z)
         if num_warmup > 0 and init_params is None and bound.point is None:
-            check_arrival(bound.model, bound.potential(), self.settings, state)
+            check_arrival(bound.model, bound.potential(), bound.settings, state)
         if bound.undecided:
             # once for all chains, by the chain that starts first
-            algorithm = self.algorithm(self.settings)
-            bound, state = decide(bound.target(), algorithm, bound, state, known.choice)
-            self._bound = bound.on((), {})
-        if bound.shares or bound.choice is not None:
-            self._known = given, self.bound
-        self._sample_fn = self._sample_one if single else self._sample_batch
-        return state._replace(built_on=self.bound.built_on)
+            bound, state = decide(bound, algorithm, state, known.choice)
+        return self._started(bound, state, given)
+
+    def _started(self, bound: Bound, state: SGState, given: tuple) -> SGState:
+        """Keep what is bound, and return the state that tells on what programs are built."""
+        self._bound = bound.on((), {})  # data, possibly traced, must not outlive the call
+        self._given = None if is_traced(given[0]) else given
+        return state._replace(built_on=bound.built_on)
 
     def _earlier(self) -> MCMC | None:
         """The run with this kernel where chains start, if there is one."""
@@ -295,24 +285,6 @@ class SGKernel(MCMCKernel):
             return None
         same = old.replace(model=self._settings.model, init_strategy=given).settings
         return run if same == self._settings else None
-
-    def _take_over(self, earlier: MCMC, position: PyTree, num_warmup: int, *, single: bool) -> bool:
-        """Take over what an earlier run has chosen; whether its chains fit this model."""
-        old, bound = earlier.sampler.bound, self.bound
-        state = earlier.last_state
-        shapes = [
-            jax.tree.map(lambda x, k=k: np.shape(x)[k:], z)
-            for z, k in ((state.z, np.ndim(state.i)), (position, 0 if single else 1))
-        ]
-        alike = shapes[0] == shapes[1] and bound.settings.layout == old.settings.layout
-        if not alike or (old.choice is None) != (not bound.undecided) or bound.point is not None:
-            return False
-        bound = bound if old.choice is None else bound.decided(old.choice)
-        bound = bound.with_shares(old.shares)
-        given = bound.settings
-        settled = num_warmup == 0 and given.schedule is None
-        self._bound = dataclasses.replace(bound, settings=given.with_values(settled=settled))
-        return True
 
     def _check_names(self, args: tuple, kwargs: dict) -> None:
         """Raise for an argument of the model that is a setting of the kernel."""
@@ -331,22 +303,6 @@ class SGKernel(MCMCKernel):
         except ValueError:  # there is no signature
             return
 
-    def _check_start(self, state: SGState, args: tuple, kwargs: dict) -> None:
-        anchored = state.control.anchor.energy if state.control else 0.0
-        energies = (state.potential_energy, anchored)
-        try:
-            check_start(*energies)
-        except ValueError as error:
-            if self.settings.model is not None:
-                check_finite(self.settings.model, args, kwargs)  # its error names rows
-            z, finite = state.z, np.isfinite(state.potential_energy)
-            if finite.ndim:
-                z = jax.tree.map(lambda x: x[int(np.argmin(finite))], z)
-            fault = fault_at(self.bound.on(args, kwargs).model, z)
-            if not fault:
-                raise
-            raise ValueError(f"{error}; {fault}") from None
-
     def bind(
         self,
         rng_key: jax.Array,
@@ -354,32 +310,20 @@ class SGKernel(MCMCKernel):
         init_params: PyTree,
         args: tuple,
         kwargs: dict,
-    ) -> PyTree:
-        """Read the model, and return where its chains start."""
+    ) -> tuple[Bound, PyTree]:
+        """Read the model: what follows from it, and where its chains start."""
         self._check_names(args, kwargs)
-        self._constrain_cache = None
-        batched = not is_prng_key(rng_key)
-        bound, position = bind(
-            self._settings,
-            rng_key,
-            num_warmup,
-            init_params,
-            args,
-            kwargs,
-            batched=batched,
-            trajectory=self.algorithm(self._settings).trajectory,
-        )
-        self._bound = bound.on((), {})  # data, possibly traced, must not outlive the call
-        return position
+        given, trajectory = self._settings, self.algorithm(self._settings).trajectory
+        return bind(given, rng_key, num_warmup, init_params, args, kwargs, trajectory=trajectory)
 
     def sample(self, state: SGState, model_args: tuple, model_kwargs: dict | None) -> SGState:
         """Take ``num_steps`` stochastic-gradient steps and return the next state."""
-        if self._sample_fn is None:
+        if self._bound is None:
             raise RuntimeError(
                 "`init` must run before `sample`: call it, or use numpyro.infer.MCMC"
             )
         check_precision(state.z)
-        return self._sample_fn(state, *on_device(model_args, model_kwargs))
+        return self._by_chain(next_draw, state, model_args, model_kwargs)
 
     def postprocess_fn(self, model_args: tuple, model_kwargs: dict | None) -> Callable:
         """A function from the unconstrained position to site values and deterministic sites."""
@@ -391,26 +335,19 @@ class SGKernel(MCMCKernel):
         If the model has deterministic sites, or supports that depend on other sites, the function
         replays the model on all rows. Rows that no requested site needs are never computed.
         """
-        given = jax.tree.flatten((model_args, model_kwargs))
-        cached = self._constrain_cache
-        if cached is not None and _is_same(cached[0], given):
-            return cached[1]
-        args, kwargs = on_device(model_args, model_kwargs)
-        constrain = self.bound.on(args, kwargs).constrain_fn()
-        if not is_traced((args, kwargs)):  # a copy of a NumPy array may be, within a program
-            self._constrain_cache = (given, constrain)
-        return constrain
+        return self.bound.on(*on_device(model_args, model_kwargs)).constrain_fn()
 
     def refresh(self, state: SGState, model_args: tuple, model_kwargs: dict | None) -> SGState:
         """Re-estimate energy and gradient norm for changed model arguments."""
+        return self._by_chain(for_new_arguments, state, model_args, model_kwargs)
+
+    def _by_chain(
+        self, fn: Callable, state: SGState, model_args: tuple, model_kwargs: dict | None
+    ) -> SGState:
+        """``fn(bound, algorithm, state)`` for one chain or for each of several."""
         bound = self.bound.on(*on_device(model_args, model_kwargs))
-        target = bound.target()
-        algorithm = self.algorithm(bound.settings)
-
-        def refresh(state: SGState) -> SGState:
-            return for_new_arguments(target, algorithm, state)
-
-        return (refresh if is_prng_key(state.rng_key) else jax.vmap(refresh))(state)
+        of_chain = partial(fn, bound, self.algorithm(bound.settings))
+        return (of_chain if is_prng_key(state.rng_key) else jax.vmap(of_chain))(state)
 
     def wrap_model(self, wrapper: Callable) -> SGKernel:
         """A copy of this kernel on ``wrapper(model)``.
@@ -425,14 +362,25 @@ class SGKernel(MCMCKernel):
         return self.replace(model=wrapper(self.settings.model))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_constrain_cache": None, "_known": None}
+        return {**self.__dict__, "_given": None}
 
-    def _sample_one(self, state: SGState, args: tuple, kwargs: dict) -> SGState:
-        bound = self.bound.on(args, kwargs)
-        return next_draw(bound.target(), self.algorithm(bound.settings), bound.settings, state)
 
-    def _sample_batch(self, state: SGState, args: tuple, kwargs: dict) -> SGState:
-        return jax.vmap(self._sample_one, in_axes=(0, None, None))(state, args, kwargs)
+def _check_start(bound: Bound, state: SGState) -> None:
+    """Raise if the energy is not finite where chains start."""
+    anchored = state.control.anchor.energy if state.control else 0.0
+    try:
+        check_start(state.potential_energy, anchored)
+    except ValueError as error:
+        model: Any = bound.model
+        if model is not None:
+            check_finite(bound.settings.model, model.args, model.kwargs)  # its error names rows
+        z, finite = state.z, np.isfinite(state.potential_energy)
+        if finite.ndim:
+            z = jax.tree.map(lambda x: x[int(np.argmin(finite))], z)
+        fault = fault_at(model, z)
+        if not fault:
+            raise
+        raise ValueError(f"{error}; {fault}") from None
 
 
 def _moved(bound: Bound, position: PyTree, *, single: bool) -> PyTree:
@@ -443,9 +391,9 @@ def _moved(bound: Bound, position: PyTree, *, single: bool) -> PyTree:
     return compiled(move if single else jax.vmap(move), position)
 
 
-def _is_same(given: tuple, other: tuple) -> bool:
+def _is_same(given: tuple | None, other: tuple) -> bool:
     """Whether two flattened pytrees of arguments hold the same objects."""
-    return given[1] == other[1] and all(map(is_, given[0], other[0]))
+    return given is not None and given[1] == other[1] and all(map(is_, given[0], other[0]))
 
 
 def _watch_runs() -> None:

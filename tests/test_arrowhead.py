@@ -310,11 +310,11 @@ def test_the_law_of_the_start_has_the_mean_of_the_posterior(groups: int, seed: i
     y = data_of(groups, tau=0.6)
     exact = exact_moments(y, groups)
     kernel = SGHMC(heights, dense_mass="structured")
-    position = kernel.bind(random.key(0), 100, None, (y, groups), {})
-    target = kernel.bound.on((y, groups), {}).target()
+    bound, position = kernel.bind(random.key(0), 100, None, (y, groups), {})
+    target = bound.target()
     flat, to_sites = ravel(position)
     vector: Target = target.in_coordinates(to_sites)
-    layout = kernel.settings.layout
+    layout = bound.settings.layout
     law = jax.jit(lambda x: find_law(vector, layout, x, random.key_data(random.key(seed)), True))(
         flat
     )
@@ -578,8 +578,8 @@ def test_the_second_order_is_chosen_for_many_rows(monkeypatch: pytest.MonkeyPatc
             numpyro.sample("y", dist.Normal(level[i // each], NOISE), obs=y[i])
 
     kernel = SGHMC(model)
-    kernel.bind(random.key(0), 100, None, (y,), {})
-    assert not kernel.bound.plan.batch_sizes  # all rows cost less than a step on some
+    bound, _ = kernel.bind(random.key(0), 100, None, (y,), {})
+    assert not bound.plan.batch_sizes  # all rows cost less than a step on some
     monkeypatch.setattr("numpyro_geom.bound.FEW_OPERATIONS", 0)
     state = kernel.init(random.key(0), 100, None, (y,), {})
     choice: Any = kernel.bound.choice
@@ -624,9 +624,10 @@ def events(y: Any, groups: int) -> None:
 
 
 def bound_layout(kernel: Any, *args: Any, traced: bool = False) -> Layout | None:
-    bind = lambda key: kernel.bind(key, 10, None, args, {})  # noqa: E731
+    found = []
+    bind = lambda key: found.append(kernel.bind(key, 10, None, args, {})[0])  # noqa: E731
     (jax.jit(bind) if traced else bind)(random.key(0))
-    return kernel.settings.layout
+    return found[0].settings.layout
 
 
 @pytest.mark.parametrize("plate", [False, True])

@@ -110,12 +110,12 @@ def test_a_run_with_few_gradients_takes_all_rows(monkeypatch: pytest.MonkeyPatch
     monkeypatch.undo()
     for num_warmup, takes_all in ((50, True), (50_000, False)):
         kernel = SGHMC(linear)
-        kernel.bind(random.key(0), num_warmup, None, ROWS, {})
-        assert (kernel.settings.batch_size is None) == (not kernel.bound.undecided) == takes_all
+        found, _ = kernel.bind(random.key(0), num_warmup, None, ROWS, {})
+        assert (found.settings.batch_size is None) == (not found.undecided) == takes_all
 
 
 def bound(kernel: Any, rows: jax.Array) -> Any:
-    return bind(kernel.settings, random.key(0), 8, None, (rows,), {}, batched=False)[0]
+    return bind(kernel.settings, random.key(0), 8, None, (rows,), {})[0]
 
 
 def test_all_rows_are_taken_if_each_has_a_latent_value() -> None:

@@ -116,17 +116,16 @@ def solved(X: jax.Array, y: jax.Array) -> None:
     ],
 )
 def test_models_of_several_layers_are_networks(model, deep):
-    kernel = SGHMC(model)
-    kernel.bind(random.key(0), 10, None, (X, Y), {})
-    assert kernel.settings.deep is deep
-    assert kernel.settings.by_energy is deep
+    settings = SGHMC(model).bind(random.key(0), 10, None, (X, Y), {})[0].settings
+    assert settings.deep is deep
+    assert settings.by_energy is deep
 
 
 def test_a_scale_or_a_step_size_that_is_given_is_kept():
     kernel = SGHMC(network, dense_mass=False)
-    kernel.bind(random.key(0), 10, None, (X, Y), {})
-    assert kernel.settings.deep
-    assert not kernel.settings.by_energy
+    settings = kernel.bind(random.key(0), 10, None, (X, Y), {})[0].settings
+    assert settings.deep
+    assert not settings.by_energy
 
 
 def test_ten_trainings_of_a_deep_network_end_well():

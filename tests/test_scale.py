@@ -568,8 +568,8 @@ def test_chance_is_the_spread_of_few_rows() -> None:
             numpyro.sample("y", dist.Normal(X[i] @ w, 1), obs=jnp.zeros(len(i)))
 
     kernel = SGHMC(model, batch_size=256)
-    kernel.bind(random.key(0), 10, None, (X,), {})
-    potential = in_coordinates(kernel.bound.on((X,), {}).potential(), lambda w: {"w": w})
+    bound, _ = kernel.bind(random.key(0), 10, None, (X,), {})
+    potential = in_coordinates(bound.potential(), lambda w: {"w": w})
     product = hessian_at(potential, jnp.zeros(size), random.key(3))
     values = np.linalg.eigvalsh(jax.vmap(product)(jnp.eye(size))) / rows
     np.testing.assert_allclose(chance(potential, size), values[[0, -1]], rtol=0.05)
