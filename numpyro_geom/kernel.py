@@ -165,6 +165,10 @@ class SGKernel(MCMCKernel):
 
     # NumPyro's protocol
 
+    @property
+    def _sample_fn(self) -> Bound | None:
+        return self._bound  # if this is None, `MCMC` calls `init` even where it resumes
+
     @FirstAsked
     def sample_field(self) -> str:
         """Name of the state field that holds the draw."""
