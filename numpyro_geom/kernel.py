@@ -212,13 +212,11 @@ class SGKernel(MCMCKernel):
         single = is_prng_key(rng_key)
         split = _random.split if single else jax.vmap(_random.split, out_axes=1)
         key_state, key_model = compiled(lambda key: tuple(split(key)), rng_key)
-        earlier = self._earlier() if init_params is None else None
+        earlier: Any = self._earlier() if init_params is None else None
         # settings that follow from a warm-up are those of the earlier run
         warmup = num_warmup if earlier is None else earlier.num_warmup
         bound, position = self.bind(key_model, warmup, init_params, args, kwargs)
-        taken = None
-        if earlier is not None:
-            taken = taken_over(bound, earlier, position, num_warmup, single=single)
+        taken = earlier and taken_over(bound, earlier, position, num_warmup, single=single)
         if taken is not None:
             position = _moved(taken, position, single=single)
             algorithm, last = self.algorithm(taken.settings), earlier.last_state
