@@ -1,8 +1,9 @@
-"""Attack long runs on disk in many ways, and report the outcomes.
+"""Attack long runs on disk from outside, and report the outcomes.
 
 Each attack is made on real runs, in a separate process with a time limit, so that a crash or an
 endless wait is an outcome too. There are two good outcomes: draws that are bit for bit those of an
-undisturbed run, and errors that name the file. `kill_runs.py` has the kills.
+undisturbed run, and errors that name the file. `kill_runs.py` has the kills, and tests have files
+that are damaged, exchanged or missing.
 
     python examples/benchmarks/attacks_store.py --table docs/tables/attacks_store.md
 """
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +20,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,14 +28,14 @@ import numpy as np
 from jax import random
 from kill_runs import have_ended, in_child
 from numpyro.infer import MCMC
-from numpyro.infer.mcmc import MCMCKernel
 
+from numpyro_geom import SGRLD
 from numpyro_geom.runs import run_in_segments
 from numpyro_geom.runs.segments import Segments
 
 PATIENCE = 60.0
 """Seconds after which an attack counts as an endless wait."""
-BAD, OTHERS, DISK = "Bad and missing files", "Paths and two processes", "A full disk and signals"
+OTHERS, DISK = "Paths and two processes", "A full disk and signals"
 ATTACKS: list[tuple[str, str, Callable[[Path], str]]] = []
 """Part of the table, title, and function of a folder that is not there yet."""
 
@@ -50,32 +50,12 @@ def attack(part: str, title: str) -> Callable:
     return note
 
 
-class WalkState(NamedTuple):
-    """The position of a walk, and its key."""
-
-    z: dict
-    rng_key: jax.Array
-
-
-class Walk(MCMCKernel):
-    """A random walk: the cheapest kernel with a state."""
-
-    sample_field = "z"
-
-    def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
-        """At zero."""
-        return WalkState({"x": jnp.zeros(3)}, rng_key)
-
-    def sample(self, state, model_args, model_kwargs):
-        """A step."""
-        rng_key, key = random.split(state.rng_key)
-        return WalkState({"x": state.z["x"] + random.normal(key, (3,))}, rng_key)
-
-
 def go(folder, draws=40, *, key=0):
-    """Start or continue a walk in a folder: 10 draws per segment, one segment of warm-up."""
-    mcmc = MCMC(Walk(), num_warmup=10, num_samples=draws, progress_bar=False)
-    return run_in_segments(mcmc, random.key(key), directory=folder, draws_per_segment=10)
+    """Start or continue a chain in a folder: 10 draws per segment, one segment of warm-up."""
+    kernel = SGRLD(potential_fn=lambda z: (z["x"] ** 2).sum() / 2, step_size=0.1, num_steps=1)
+    mcmc = MCMC(kernel, num_warmup=10, num_samples=draws, progress_bar=False)
+    how = {"directory": folder, "draws_per_segment": 10, "init_params": {"x": jnp.zeros(3)}}
+    return run_in_segments(mcmc, random.key(key), **how)
 
 
 def same(result: Any, draws: int = 40) -> str:
@@ -97,11 +77,6 @@ def refused(do: Callable[[], Any], named: Path | str) -> str:
     raise AssertionError("no error")
 
 
-def file_of(folder: Path, step: int) -> Path:
-    """The file of the segment that ends at a step."""
-    return folder / f"{step:010d}.npz"
-
-
 def before_segment(number: int, do: Callable[[], Any]) -> None:
     """Do something before the segment with this number, counted from 0; once in a process."""
     original, calls = Segments.do, iter(range(10**9))
@@ -112,76 +87,6 @@ def before_segment(number: int, do: Callable[[], Any]) -> None:
         return original(self, *arguments)
 
     Segments.do = segment
-
-
-def flip(path: Path, where: float) -> None:
-    """Flip a bit."""
-    content = bytearray(path.read_bytes())
-    content[int(where * (len(content) - 1))] ^= 8
-    path.write_bytes(content)
-
-
-def other_run(path: Path) -> None:
-    """Put the file of a run with another key in the place of a file."""
-    go(path.parent.with_name("other"), key=1)
-    shutil.copy(path.parent.with_name("other") / path.name, path)
-
-
-def other_numbers(path: Path) -> None:
-    """Change the state in a file that is sound in itself."""
-    with np.load(path) as file:
-        arrays = dict(file)
-    np.savez(path, **{**arrays, "state.z['x']": arrays["state.z['x']"] + 1})
-
-
-def is_folder(path: Path) -> None:
-    """Put a folder in the place of a file."""
-    path.unlink()
-    path.mkdir()
-
-
-DAMAGES: dict[str, Callable[[Path], Any]] = {
-    **{f"a bit flipped at {x:.0%} of": lambda path, x=x: flip(path, x) for x in (0.1, 0.5, 0.8)},
-    "the end cut off": lambda path: os.truncate(path, path.stat().st_size - 3),
-    "all cut off": lambda path: os.truncate(path, 0),
-    "other numbers in": other_numbers,
-    "another run's file in place of": other_run,
-    "a copy of the first in place of": lambda path: shutil.copy(file_of(path.parent, 10), path),
-    "a user's text in place of": lambda path: path.write_text("notes"),
-    "a user's archive in place of": lambda path: np.savez(path, x=np.arange(3)),
-    "a pickled object in": lambda path: np.savez(path, record=np.array([print], object)),
-    "a folder in place of": is_folder,
-}
-for what, damage in DAMAGES.items():
-    for step in (30, 50):
-
-        @attack(BAD, f"{what} the segment until step {step}")
-        def _(folder, damage=damage, step=step):
-            go(folder)
-            path = file_of(folder, step)
-            damage(path)
-            text = refused(lambda: go(folder).mcmc, path)
-            shutil.move(path, folder / "moved away")
-            return f"{text}; without it {same(go(folder))}"
-
-
-for missing in ((10,), (30,), (10, 20, 30, 40), (50,)):
-
-    @attack(BAD, f"missing: the segments until steps {missing}")
-    def _(folder, missing=missing):
-        go(folder)
-        for step in missing:
-            file_of(folder, step).unlink()
-        return same(go(folder))
-
-
-@attack(BAD, "a file is changed while the run is under way")
-def _(folder):
-    path = file_of(folder, 20)
-    before_segment(3, lambda: other_numbers(path))
-    text = refused(lambda: go(folder).mcmc, path)
-    path.unlink()
-    return f"{text}; without it {same(go(folder))}"
 
 
 @attack(OTHERS, "the directory is moved away during the run")

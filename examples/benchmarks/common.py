@@ -46,16 +46,23 @@ def versions() -> str:
     return f"jax {jax.__version__}, numpyro {numpyro.__version__}."
 
 
-def in_process(script: str, *arguments: Any, seconds: float | None = None, **options: Any) -> Any:
+def in_process(
+    script: str,
+    *arguments: Any,
+    seconds: float | None = None,
+    python: str = sys.executable,
+    **options: Any,
+) -> Any:
     """The JSON that a script prints last, or a dict whose "failed" says why there is none.
 
     Args:
         script: its file.
         arguments: of its command line.
         seconds: after which it is stopped.
+        python: the interpreter.
         options: further ones of `subprocess.run`, such as ``env``.
     """
-    command = [sys.executable, script, *map(str, arguments)]
+    command = [python, script, *map(str, arguments)]
     options = {"capture_output": True, "text": True, "timeout": seconds, **options}
     try:
         done = subprocess.run(command, **options)

@@ -1,0 +1,281 @@
+"""Networks by default and rivals: predictions of held-out rows over CPU seconds.
+
+    python examples/benchmarks/networks_rivals.py rivals --data-dir FOLDER --bde PYTHON
+
+FOLDER has `uci_airfoil.npz`, `uci_concrete.npz` and `uci_bike.npz` with the arrays X and y, and
+PYTHON is an interpreter with `sklearn-contrib-bde`. The network has four hidden layers of 16 units
+with relu, outputs a mean and a scale, and has a prior N(0, 1) on every weight. A fifth of the rows
+is held out, and columns have mean 0 and sd 1. Four chains run as one program, each method in a
+process of its own, and seconds are of everything: imports, training, compilation, sampling.
+
+Each word makes a table of its own, docs/tables/networks_WORD.md. Rows that it has already are kept.
+
+    rivals      methods on three data sets
+    seeds       ten keys of `Microcanonical` by default, and its chains in a mode without mass
+    published   networks with one noise scale, at the settings of a paper (needs uci_energy.npz)
+    metrics     `SGHMC` and `SGRLD` with each metric for 60 CPU seconds, 15 draws of warm-up
+    mnist       the same on 784-400-400-10, 120 CPU seconds from a trained start (mnist_784.npz)
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+from common import TABLES, chains, head, in_process, kept_cells, versions
+
+import numpyro_geom
+from numpyro_geom import SGHMC, Microcanonical, cyclical, run_in_segments, train
+
+METRICS = ("identity", "rmsprop", "wenzel", "monge", "shampoo")
+MODE_WITHOUT_MASS = 0.5
+"""Nats per row by which a chain's density is worse than that of the run's middle chain."""
+PUBLISHED = {"airfoil": -0.28, "bike": -0.132, "energy": -2.018}
+
+
+class Rows(NamedTuple):
+    """Rows to train on and to test on, and a model of them."""
+
+    X: jax.Array
+    y: jax.Array
+    X_test: jax.Array
+    y_test: jax.Array
+    model: Callable
+
+
+def load(name: str, folder: Path, sizes: tuple = (16, 16, 16, 16, 2)) -> Rows:
+    """A regression in units of its columns' sds, or MNIST."""
+    with np.load(folder / f"{'mnist_784' if name == 'mnist' else 'uci_' + name}.npz") as file:
+        X, y = file["X"], file["y"]
+    if name == "mnist":
+        X, y = X.astype(np.float32) / 255, y.astype(int)
+        parts, sizes = [(x[:60_000], x[60_000:]) for x in (X, y)], (400, 400, 10)
+    else:
+        data = np.column_stack([X, y])
+        order = np.random.default_rng(0).permutation(len(data))
+        first, second = np.split(data[order], [int(0.8 * len(data))])
+        mean, sd = first.mean(0), first.std(0) + 1e-9
+        first, second = ((x - mean) / sd for x in (first, second))
+        parts = [(first[:, :-1], second[:, :-1]), (first[:, -1], second[:, -1])]
+    (X, X_test), (y, y_test) = parts
+    arrays = (
+        jnp.asarray(x, None if x.dtype == int else jnp.float32) for x in (X, y, X_test, y_test)
+    )
+    return Rows(*arrays, partial(model, sizes=sizes))
+
+
+def likelihood(X: jax.Array, z: dict[str, jax.Array]) -> dist.Distribution:
+    """What the network says of rows: a normal law, or classes."""
+    last = sum(name.startswith("w") for name in z) - 1
+    for k in range(last + 1):
+        X = X @ z[f"w{k}"] + z[f"b{k}"]
+        X = jax.nn.relu(X) if k < last else X
+    if X.shape[1] > 2:
+        return dist.Categorical(logits=X)
+    scale = jnp.exp(z["log_scale"]) if "log_scale" in z else 1e-4 + jax.nn.softplus(X[:, 1])
+    return dist.Normal(X[:, 0], scale)
+
+
+def model(X: jax.Array, y: jax.Array, sizes: tuple[int, ...]) -> None:
+    """The network with its prior."""
+    z, inputs = {}, X.shape[1]
+    for k, outputs in enumerate(sizes):
+        sd = 1.0 if sizes[-1] <= 2 else (2 / inputs) ** 0.5
+        z[f"w{k}"] = numpyro.sample(
+            f"w{k}", dist.Normal(0, sd).expand([inputs, outputs]).to_event(2)
+        )
+        z[f"b{k}"] = numpyro.sample(f"b{k}", dist.Normal(0, 1).expand([outputs]).to_event(1))
+        inputs = outputs
+    if inputs == 1:
+        z["log_scale"] = numpyro.sample("log_scale", dist.Normal(0, 1))
+    with numpyro.plate("data", X.shape[0]) as i:
+        numpyro.sample("y", likelihood(X[i], z), obs=y[i])
+
+
+def scores(rows: Rows, log_p: Any, mean: Any, num_chains: int = 4) -> dict[str, float]:
+    """Error and density of held-out rows, of all chains, and how much worse each chain is."""
+    log_p, mean = np.asarray(log_p, float), np.asarray(mean, float)
+
+    def density(log_p: np.ndarray) -> float:
+        return -float(np.mean(np.logaddexp.reduce(log_p, 0) - np.log(len(log_p))))
+
+    each = sorted(map(density, log_p.reshape(num_chains, -1, log_p.shape[-1])))
+    mean, y = mean.mean(0), np.asarray(rows.y_test)
+    wrong = (mean.argmax(-1) != y) if mean.ndim == 2 else (mean - y) ** 2
+    found = {
+        "error": float(np.mean(wrong) ** (1 if mean.ndim == 2 else 0.5)),
+        "density": density(log_p),
+    }
+    lost = sum(bool(x > np.median(each) + MODE_WITHOUT_MASS) for x in each)
+    return {**found, "worst": each[-1], "lost": lost}
+
+
+def of_draws(rows: Rows, draws: dict[str, jax.Array]) -> dict[str, float]:
+    """The same from draws of weights with leading axes of chains and draws."""
+
+    def predict(z: dict) -> tuple[jax.Array, jax.Array]:
+        found = likelihood(rows.X_test, z)
+        return found.log_prob(rows.y_test), getattr(found, "probs", found.mean)
+
+    flat = {n: x.reshape((-1, *x.shape[2:])) for n, x in draws.items()}
+    return scores(rows, *jax.jit(lambda z: jax.lax.map(predict, z))(flat), len(draws["w0"]))
+
+
+def trained(rows: Rows, num_starts: int = 4, epochs: int = 1000) -> dict[str, jax.Array]:
+    """Networks trained by Adam, with early stopping on a tenth of the rows."""
+    how = {"optimiser": optax.adam(3e-3), "num_epochs": epochs, "patience": max(10, epochs // 10)}
+    how |= {"batch_size": 64, "num_starts": num_starts}
+    return train(rows.model, jax.random.key(1), rows.X, rows.y, **how).position
+
+
+def ensemble(rows: Rows) -> dict[str, float]:
+    """Four trained networks."""
+    draws = jax.block_until_ready({n: x[:, None] for n, x in trained(rows).items()})
+    return {"seconds": time.process_time(), **of_draws(rows, draws)}
+
+
+def sampled(kernel: Any, count: int, rows: Rows, start: Any = None, seed: int = 1) -> dict:
+    """As many draws as of warm-up, of four chains."""
+    mcmc = chains(kernel, count, count)
+    mcmc.run(jax.random.key(seed), rows.X, rows.y, init_params=start)
+    draws = jax.block_until_ready(mcmc.get_samples(group_by_chain=True))
+    return {"seconds": time.process_time(), **of_draws(rows, draws)}
+
+
+def by_default(kernel: str, count: int, rows: Rows) -> dict[str, float]:
+    """A kernel with no argument but the model."""
+    return sampled(getattr(numpyro_geom, kernel)(rows.model), count, rows)
+
+
+def in_cycles(count: int, rows: Rows) -> dict[str, float]:
+    """SGHMC from trained networks, with a draw at the end of each cycle of 500 step sizes."""
+    steps = cyclical(0.05 / len(rows.y) ** 0.5, 500, explore=0.5)  # by hand
+    kernel = SGHMC(rows.model, friction=100, step_size=steps, num_steps=500)
+    return sampled(kernel, count, rows, trained(rows))
+
+
+def of_keys(count: int, keys: int, rows: Rows) -> dict[str, float]:
+    """`Microcanonical` by default with several keys."""
+    kernel, runs = Microcanonical(rows.model), []
+    for key in range(keys):
+        runs.append(sampled(kernel, count, rows, seed=key))
+        print(key, runs[-1], flush=True)
+    density = [x["density"] for x in runs]
+    middle = {"middle": float(np.median(density)), "density": max(density)}
+    return {**middle, "worst": max(x["worst"] for x in runs), "lost": sum(x["lost"] for x in runs)}
+
+
+def of_bde(python: Path, warmup: int, steps: int, rows: Rows) -> dict[str, float]:
+    """The rival with four members, every tenth of its draws, and else as its authors call it."""
+    with tempfile.TemporaryDirectory() as folder:
+        file, arrays = Path(folder) / "rows.npz", ("X", "y", "X_test")
+        np.savez(file, **{n: np.asarray(getattr(rows, n)) for n in arrays})
+        script = Path(__file__).with_name("networks_bde.py")
+        found = in_process(script, file, 1, warmup, steps, python=python)
+        if "failed" in found:
+            return found
+        with np.load(file) as said:
+            law = dist.Normal(said["mean"], said["scale"])
+    log_p, mean = (x.reshape(-1, len(rows.y_test)) for x in (law.log_prob(rows.y_test), law.mean))
+    return {**found, **scores(rows, log_p, mean)}
+
+
+def at_equal_seconds(kernel: str, metric: str, rows: Rows) -> dict[str, float]:
+    """As many draws as a kernel takes in 60 seconds, or one chain from a trained start in 120."""
+    seconds, start, file = 60.0, None, Path(tempfile.gettempdir()) / "networks_mnist.npz"
+    if rows.X.shape[1] == 784:
+        if not file.exists():
+            np.savez(file, **trained(rows, 1, 10))
+        start = {n: jnp.asarray(x[0]) for n, x in np.load(file).items()}
+        seconds = 120 + time.process_time()
+    made = getattr(numpyro_geom, kernel)(rows.model, metric=metric)
+    mcmc = chains(made, 15, 2000, 4 if start is None else 1)
+    left = {"draws_per_segment": 5, "max_seconds": seconds - time.process_time()}
+    run = run_in_segments(mcmc, jax.random.key(1), rows.X, rows.y, init_params=start, **left)
+    draws = run.mcmc.get_samples(group_by_chain=True)
+    return {"draws": run.num_draws, **of_draws(rows, draws)}
+
+
+def jobs(word: str, given: argparse.Namespace) -> dict[str, Callable]:
+    """The rows of a table, and how each is measured."""
+
+    def on(name: str, measure: Callable, *settings: Any, **options: Any) -> Callable:
+        return lambda: measure(*settings, load(name, given.data_dir, **options))
+
+    rows = {}
+    for name in ("airfoil", "concrete", "bike"):
+        if word == "rivals":
+            default, counts = partial(on, name, by_default), (5, 20, 100)
+            rows[f"{name}, `bde`"] = on(name, of_bde, given.bde, 5_000, 2_000)
+            if name != "bike":
+                long = on(name, of_bde, given.bde, 50_000, 10_000)
+                rows[f"{name}, `bde`, ten times the steps"] = long
+            rows[f"{name}, four trained networks"] = on(name, ensemble)
+            for n in counts:
+                rows[f"{name}, `Microcanonical`, {n} + {n}"] = default("Microcanonical", n)
+            rows[f"{name}, `SGHMC`, 20 + 20"] = default("SGHMC", 20)
+            rows[f"{name}, `SGHMC`, 20 + 20 cycles"] = on(name, in_cycles, 20)
+        if word == "seeds":
+            rows[name] = on(name, of_keys, 5, 3) if name == "bike" else on(name, of_keys, 20, 10)
+    for name in {"metrics": ("airfoil", "concrete"), "mnist": ("mnist",)}.get(word, ()):
+        for kernel, metric in itertools.product(("SGHMC", "SGRLD"), METRICS):
+            label = f"{name}, {kernel} {metric}"
+            rows[label] = on(name, at_equal_seconds, kernel, metric)
+    if word == "published":
+        how = by_default, "Microcanonical", 20
+        for name, paper in PUBLISHED.items():
+            rows[f"{name} (paper: {paper})"] = on(name, *how, sizes=(16, 16, 16, 1))
+    return rows
+
+
+COLUMNS = {
+    "rivals": {"seconds": "CPU s", "density": "density", "error": "error", "worst": "worst chain"},
+    "seeds": {"middle": "middle", "density": "worst run", "worst": "worst chain", "lost": "lost"},
+    "published": {"seconds": "CPU s", "error": "error", "density": "density"},
+    "metrics": {"draws": "draws", "error": "error", "density": "density", "worst": "worst chain"},
+}
+COLUMNS["mnist"] = COLUMNS["metrics"]
+
+
+def main() -> None:
+    """Make a table, or one of its rows in this process."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("word", choices=COLUMNS)
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--bde", type=Path)
+    parser.add_argument("--row")
+    given = parser.parse_args()
+    rows, columns = jobs(given.word, given), COLUMNS[given.word]
+    if given.row:
+        print(json.dumps(rows[given.row]()))
+        return
+    path = TABLES / f"networks_{given.word}.md"
+    kept, lines = kept_cells(path), head("data", *columns.values())
+    for label in rows:
+        cells = [kept.get((label, title)) for title in columns.values()]
+        if None in cells:
+            how = "--data-dir", given.data_dir, "--bde", given.bde, "--row", label
+            found = in_process(__file__, given.word, *how)
+            whole = "seconds", "draws", "lost"
+            cells = [f"{found[k]:.{0 if k in whole else 3}f}" for k in columns if k in found]
+            cells = cells or [found["failed"], *[""] * (len(columns) - 1)]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+        print(lines[-1], flush=True)
+        path.write_text("\n".join([*lines, "", versions(), ""]))
+
+
+if __name__ == "__main__":
+    main()
