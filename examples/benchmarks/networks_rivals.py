@@ -14,7 +14,6 @@ Each word makes a table of its own, docs/tables/networks_WORD.md. Rows that it h
     seeds       ten keys of `Microcanonical` by default, and its chains in a mode without mass
     published   networks with one noise scale, at the settings of a paper (needs uci_energy.npz)
     metrics     `SGHMC` and `SGRLD` with each metric for 60 CPU seconds, 15 draws of warm-up
-    mnist       the same on 784-400-400-10, 120 CPU seconds from a trained start (mnist_784.npz)
 """
 
 from __future__ import annotations
@@ -57,34 +56,23 @@ class Rows(NamedTuple):
 
 
 def load(name: str, folder: Path, sizes: tuple = (16, 16, 16, 16, 2)) -> Rows:
-    """A regression in units of its columns' sds, or MNIST."""
-    with np.load(folder / f"{'mnist_784' if name == 'mnist' else 'uci_' + name}.npz") as file:
-        X, y = file["X"], file["y"]
-    if name == "mnist":
-        X, y = X.astype(np.float32) / 255, y.astype(int)
-        parts, sizes = [(x[:60_000], x[60_000:]) for x in (X, y)], (400, 400, 10)
-    else:
-        data = np.column_stack([X, y])
-        order = np.random.default_rng(0).permutation(len(data))
-        first, second = np.split(data[order], [int(0.8 * len(data))])
-        mean, sd = first.mean(0), first.std(0) + 1e-9
-        first, second = ((x - mean) / sd for x in (first, second))
-        parts = [(first[:, :-1], second[:, :-1]), (first[:, -1], second[:, -1])]
-    (X, X_test), (y, y_test) = parts
-    arrays = (
-        jnp.asarray(x, None if x.dtype == int else jnp.float32) for x in (X, y, X_test, y_test)
-    )
+    """A regression in units of its columns' sds."""
+    with np.load(folder / f"uci_{name}.npz") as file:
+        data = np.column_stack([file["X"], file["y"]])
+    order = np.random.default_rng(0).permutation(len(data))
+    first, second = np.split(data[order], [int(0.8 * len(data))])
+    mean, sd = first.mean(0), first.std(0) + 1e-9
+    parts = [(x - mean) / sd for x in (first, second)]
+    arrays = (jnp.asarray(a, jnp.float32) for x in parts for a in (x[:, :-1], x[:, -1]))
     return Rows(*arrays, partial(model, sizes=sizes))
 
 
-def likelihood(X: jax.Array, z: dict[str, jax.Array]) -> dist.Distribution:
-    """What the network says of rows: a normal law, or classes."""
+def likelihood(X: jax.Array, z: dict[str, jax.Array]) -> dist.Normal:
+    """What the network says of rows."""
     last = sum(name.startswith("w") for name in z) - 1
     for k in range(last + 1):
         X = X @ z[f"w{k}"] + z[f"b{k}"]
         X = jax.nn.relu(X) if k < last else X
-    if X.shape[1] > 2:
-        return dist.Categorical(logits=X)
     scale = jnp.exp(z["log_scale"]) if "log_scale" in z else 1e-4 + jax.nn.softplus(X[:, 1])
     return dist.Normal(X[:, 0], scale)
 
@@ -93,9 +81,8 @@ def model(X: jax.Array, y: jax.Array, sizes: tuple[int, ...]) -> None:
     """The network with its prior."""
     z, inputs = {}, X.shape[1]
     for k, outputs in enumerate(sizes):
-        sd = 1.0 if sizes[-1] <= 2 else (2 / inputs) ** 0.5
         z[f"w{k}"] = numpyro.sample(
-            f"w{k}", dist.Normal(0, sd).expand([inputs, outputs]).to_event(2)
+            f"w{k}", dist.Normal(0, 1).expand([inputs, outputs]).to_event(2)
         )
         z[f"b{k}"] = numpyro.sample(f"b{k}", dist.Normal(0, 1).expand([outputs]).to_event(1))
         inputs = outputs
@@ -105,22 +92,17 @@ def model(X: jax.Array, y: jax.Array, sizes: tuple[int, ...]) -> None:
         numpyro.sample("y", likelihood(X[i], z), obs=y[i])
 
 
-def scores(rows: Rows, log_p: Any, mean: Any, num_chains: int = 4) -> dict[str, float]:
+def scores(rows: Rows, log_p: Any, mean: Any) -> dict[str, float]:
     """Error and density of held-out rows, of all chains, and how much worse each chain is."""
     log_p, mean = np.asarray(log_p, float), np.asarray(mean, float)
 
     def density(log_p: np.ndarray) -> float:
         return -float(np.mean(np.logaddexp.reduce(log_p, 0) - np.log(len(log_p))))
 
-    each = sorted(map(density, log_p.reshape(num_chains, -1, log_p.shape[-1])))
-    mean, y = mean.mean(0), np.asarray(rows.y_test)
-    wrong = (mean.argmax(-1) != y) if mean.ndim == 2 else (mean - y) ** 2
-    found = {
-        "error": float(np.mean(wrong) ** (1 if mean.ndim == 2 else 0.5)),
-        "density": density(log_p),
-    }
+    each = sorted(map(density, log_p.reshape(4, -1, log_p.shape[-1])))
+    error = float(np.sqrt(np.mean((mean.mean(0) - np.asarray(rows.y_test)) ** 2)))
     lost = sum(bool(x > np.median(each) + MODE_WITHOUT_MASS) for x in each)
-    return {**found, "worst": each[-1], "lost": lost}
+    return {"error": error, "density": density(log_p), "worst": each[-1], "lost": lost}
 
 
 def of_draws(rows: Rows, draws: dict[str, jax.Array]) -> dict[str, float]:
@@ -128,17 +110,16 @@ def of_draws(rows: Rows, draws: dict[str, jax.Array]) -> dict[str, float]:
 
     def predict(z: dict) -> tuple[jax.Array, jax.Array]:
         found = likelihood(rows.X_test, z)
-        return found.log_prob(rows.y_test), getattr(found, "probs", found.mean)
+        return found.log_prob(rows.y_test), found.mean
 
     flat = {n: x.reshape((-1, *x.shape[2:])) for n, x in draws.items()}
-    return scores(rows, *jax.jit(lambda z: jax.lax.map(predict, z))(flat), len(draws["w0"]))
+    return scores(rows, *jax.jit(lambda z: jax.lax.map(predict, z))(flat))
 
 
-def trained(rows: Rows, num_starts: int = 4, epochs: int = 1000) -> dict[str, jax.Array]:
-    """Networks trained by Adam, with early stopping on a tenth of the rows."""
-    how = {"optimiser": optax.adam(3e-3), "num_epochs": epochs, "patience": max(10, epochs // 10)}
-    how |= {"batch_size": 64, "num_starts": num_starts}
-    return train(rows.model, jax.random.key(1), rows.X, rows.y, **how).position
+def trained(rows: Rows) -> dict[str, jax.Array]:
+    """Four networks trained by Adam, with early stopping on a tenth of the rows."""
+    how = {"optimiser": optax.adam(3e-3), "num_epochs": 1000, "patience": 100, "num_starts": 4}
+    return train(rows.model, jax.random.key(1), rows.X, rows.y, batch_size=64, **how).position
 
 
 def ensemble(rows: Rows) -> dict[str, float]:
@@ -194,17 +175,10 @@ def of_bde(python: Path, warmup: int, steps: int, rows: Rows) -> dict[str, float
 
 
 def at_equal_seconds(kernel: str, metric: str, rows: Rows) -> dict[str, float]:
-    """As many draws as a kernel takes in 60 seconds, or one chain from a trained start in 120."""
-    seconds, start, file = 60.0, None, Path(tempfile.gettempdir()) / "networks_mnist.npz"
-    if rows.X.shape[1] == 784:
-        if not file.exists():
-            np.savez(file, **trained(rows, 1, 10))
-        start = {n: jnp.asarray(x[0]) for n, x in np.load(file).items()}
-        seconds = 120 + time.process_time()
-    made = getattr(numpyro_geom, kernel)(rows.model, metric=metric)
-    mcmc = chains(made, 15, 2000, 4 if start is None else 1)
-    left = {"draws_per_segment": 5, "max_seconds": seconds - time.process_time()}
-    run = run_in_segments(mcmc, jax.random.key(1), rows.X, rows.y, init_params=start, **left)
+    """As many draws as a kernel takes in 60 seconds."""
+    mcmc = chains(getattr(numpyro_geom, kernel)(rows.model, metric=metric), 15, 2000)
+    left = {"draws_per_segment": 5, "max_seconds": 60 - time.process_time()}
+    run = run_in_segments(mcmc, jax.random.key(1), rows.X, rows.y, **left)
     draws = run.mcmc.get_samples(group_by_chain=True)
     return {"draws": run.num_draws, **of_draws(rows, draws)}
 
@@ -218,19 +192,20 @@ def jobs(word: str, given: argparse.Namespace) -> dict[str, Callable]:
     rows = {}
     for name in ("airfoil", "concrete", "bike"):
         if word == "rivals":
-            default, counts = partial(on, name, by_default), (5, 20, 100)
+            default, small = partial(on, name, by_default), name != "bike"
             rows[f"{name}, `bde`"] = on(name, of_bde, given.bde, 5_000, 2_000)
-            if name != "bike":
+            if small:
                 long = on(name, of_bde, given.bde, 50_000, 10_000)
                 rows[f"{name}, `bde`, ten times the steps"] = long
             rows[f"{name}, four trained networks"] = on(name, ensemble)
-            for n in counts:
+            for n in (5, 20, 100) if small else (5, 20):
                 rows[f"{name}, `Microcanonical`, {n} + {n}"] = default("Microcanonical", n)
-            rows[f"{name}, `SGHMC`, 20 + 20"] = default("SGHMC", 20)
-            rows[f"{name}, `SGHMC`, 20 + 20 cycles"] = on(name, in_cycles, 20)
+            if small:
+                rows[f"{name}, `SGHMC`, 20 + 20"] = default("SGHMC", 20)
+                rows[f"{name}, `SGHMC`, 20 + 20 cycles"] = on(name, in_cycles, 20)
         if word == "seeds":
             rows[name] = on(name, of_keys, 5, 3) if name == "bike" else on(name, of_keys, 20, 10)
-    for name in {"metrics": ("airfoil", "concrete"), "mnist": ("mnist",)}.get(word, ()):
+    for name in ("airfoil", "concrete") if word == "metrics" else ():
         for kernel, metric in itertools.product(("SGHMC", "SGRLD"), METRICS):
             label = f"{name}, {kernel} {metric}"
             rows[label] = on(name, at_equal_seconds, kernel, metric)
@@ -247,7 +222,6 @@ COLUMNS = {
     "published": {"seconds": "CPU s", "error": "error", "density": "density"},
     "metrics": {"draws": "draws", "error": "error", "density": "density", "worst": "worst chain"},
 }
-COLUMNS["mnist"] = COLUMNS["metrics"]
 
 
 def main() -> None:
