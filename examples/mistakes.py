@@ -26,7 +26,7 @@ from numpyro import optim
 from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 
 import numpyro_geom
-from numpyro_geom import baselines, diagnostics
+from numpyro_geom import diagnostics
 
 TABLE = Path(__file__).parents[1] / "docs" / "tables" / "mistakes.md"
 LONG_LIST = re.compile(r"\['[^\]]{100,}\]")
@@ -74,15 +74,8 @@ MISTAKES: dict[str, list[Mistake]] = {
         Mistake("SGRLD(model, init_params={})", TypeError, "init_params", "pass it to mcmc.run"),
         Mistake("SGRLD(model, batchsize=4)", TypeError, "batchsize", "did you mean 'batch_size'"),
         Mistake("SGRLD(model, 0.01)", TypeError, "positional argument", "by name"),
-        Mistake("SWAG(model, step_size=0.1)", TypeError, "step_size", "'learning_rate'"),
     ],
     "What is not a kernel": [
-        Mistake(
-            "MCMC(SWAG(model), num_warmup=10, num_samples=10)",
-            AttributeError,
-            "SWAG, a guide",
-            "guide.fit",
-        ),
         Mistake(
             "MCMC(RiemannianLaplace(model), num_warmup=10, num_samples=10)",
             AttributeError,
@@ -290,7 +283,6 @@ MISTAKES: dict[str, list[Mistake]] = {
             "sample_shape",
             "an integer of at least 0",
         ),
-        Mistake("SWAG(model).fit(key, X, y)", ValueError, "batch_size", "below the number of rows"),
     ],
     "Diagnostics": [
         Mistake("diagnose(mcmc)  # not run", ValueError, "has not run", "call `mcmc.run"),
@@ -357,7 +349,7 @@ def names() -> dict[str, Any]:
     for mcmc in (finished, nuts):
         mcmc.run(key, *map(jax.numpy.asarray, (X, y)))
     return {
-        **{x: getattr(part, x) for part in (numpyro_geom, baselines) for x in part.__all__},
+        **{x: getattr(numpyro_geom, x) for x in numpyro_geom.__all__},
         **{f.__name__: f for f in (model, unindexed, mixture, MCMC, NUTS, SVI, Trace_ELBO)},
         **{"np": np, "pd": pd, "scipy": scipy, "optim": optim, "diagnostics": diagnostics},
         **{"X": X, "y": y, "key": key, "finished": finished, "nuts": nuts},

@@ -23,7 +23,6 @@ Methods besides SGRLD and its metrics, all with the same number of gradients exc
     SGHMC cyclical the same as the peak of cosine cycles of 1,000 steps (the paper: 5,000), with a
                    draw at the end of each cycle
     I-SGD    half of the epochs for Adam to a mode, half to sample
-    SWAG           the same, and 30 draws from its Gaussian
     MAP, ensemble  Adam with early stopping on held-out rows, once and five times
     dropout        MAP with a fifth of the hidden dense units left out, also in 30 predictions
     last layer     MAP and 30 draws of the last layer's Laplace approximation (Fisher matrix)
@@ -67,7 +66,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-import optax
 from convolution import convolve
 from jax import random
 from numpyro.distributions import constraints
@@ -86,7 +84,7 @@ from numpyro_geom import (
     run_in_segments,
     train,
 )
-from numpyro_geom.baselines import ISGD, SWAG
+from numpyro_geom.baselines import ISGD
 from numpyro_geom.diagnostics import PredictionStream
 
 CLASSES = 10
@@ -666,28 +664,6 @@ def last_layer(task: Task, key: jax.Array, folder: Path | None) -> list[Result]:
     return of_draws(task, ((z,) for z in each))
 
 
-def swag(task: Task, key: jax.Array, folder: Path | None) -> list[Result]:
-    """SWAG, from a mode that takes half of the epochs."""
-    key_start, key_mode, key_fit, key_draw = random.split(key, 4)
-    epochs = max(1, task.epochs // 2)
-    found = train(
-        task.model,
-        key_mode,
-        *task.rows,
-        batch_size=task.batch_size,
-        optimiser=optax.adam(optax.cosine_decay_schedule(1e-3, epochs * task.epoch)),
-        num_epochs=epochs,
-        validation=0.0,
-        init_params=task.start(key_start),
-    )
-    num_steps = max(1, task.epochs - epochs) * task.epoch
-    guide = SWAG(task.model, batch_size=task.batch_size, num_steps=num_steps)
-    params = guide.fit(key_fit, *task.rows, init_params=found.position)
-    draws = guide.sample_posterior(key_draw, params, sample_shape=(BASELINE_DRAWS,))
-    each = ({name: x[k] for name, x in draws.items()} for k in range(BASELINE_DRAWS))
-    return of_draws(task, ((z,) for z in each))
-
-
 METHODS: dict[str, Method] = {
     "SGRLD identity": sgrld("identity", "identity"),
     "SGRLD rmsprop": sgrld("rmsprop", RMSprop(decay=0.99, eps=1e-8)),
@@ -700,7 +676,6 @@ METHODS: dict[str, Method] = {
     "last layer": last_layer,
     "SGHMC cyclical": sghmc(CYCLE),
     "I-SGD": chain(isgd, trained=True),
-    "SWAG": swag,
     "SGRLD shampoo": sgrld("shampoo", Shampoo(decay=0.99, eps=1e-8, interval=100)),
 }
 
@@ -736,7 +711,6 @@ PUBLISHED = {
     ("lenet", "gaussian", "MAP"): Published(0.9887, 0.0353, 0.0468),
     ("lenet", "gaussian", "dropout"): Published(0.9913, 0.0363, 0.0541),
     ("lenet", "gaussian", "I-SGD"): Published(0.9916, 0.0264, 0.0491),
-    ("lenet", "gaussian", "SWAG"): Published(0.9917, 0.0309, 0.0524),
 }
 
 

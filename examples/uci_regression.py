@@ -52,7 +52,7 @@ from numpyro import handlers
 from numpyro.infer import MCMC, NUTS, init_to_sample
 
 from numpyro_geom import SGHMC, SGRLD, Expanded, RiemannianLaplace, train
-from numpyro_geom.baselines import ISGD, SWAG
+from numpyro_geom.baselines import ISGD
 
 HIDDEN = 50
 BATCH_SIZE = 64
@@ -88,7 +88,7 @@ SOURCES = {
 NAMED = ("Laplace fisher", "NUTS", "SGLD T", "SGHMC T")
 """Methods that run only if they are named. The first two take minutes per split of the smallest
 sets. The others have the temperature 0.01."""
-QUICK_METHODS = ("MAP", "SGLD", "SGHMC", "I-SGD", "SWAG")
+QUICK_METHODS = ("MAP", "SGLD", "SGHMC", "I-SGD")
 """Methods that `--quick` runs by default, to stay within a minute."""
 MEMBERS = 5
 DROPOUT = 0.05
@@ -464,17 +464,6 @@ def laplace_method(metric: str) -> Method:
     return run
 
 
-def run_swag(part: Train, key: jax.Array) -> dict[str, jax.Array]:
-    """SWAG."""
-    effort = part.effort
-    guide = SWAG(
-        network, batch_size=part.batch_size, num_steps=effort.num_samples * effort.num_steps
-    )
-    key_fit, key_draw = random.split(key)
-    params = guide.fit(key_fit, part.X, part.y, init_params=part.mode)
-    return guide.sample_posterior(key_draw, params, sample_shape=(effort.num_samples,))
-
-
 def methods() -> dict[str, Method]:
     """Method name -> prediction function."""
     return {
@@ -483,7 +472,6 @@ def methods() -> dict[str, Method]:
         "dropout": run_dropout,
         "Laplace": laplace_method("euclidean"),
         "Laplace fisher": laplace_method("fisher"),
-        "SWAG": of_draws(run_swag),
         "SGLD": kernel_method(SGRLD),
         "SGRLD rmsprop": kernel_method(partial(SGRLD, metric="rmsprop")),
         "SGRLD shampoo": kernel_method(partial(SGRLD, metric="shampoo")),

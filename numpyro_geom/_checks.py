@@ -12,7 +12,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -68,12 +68,6 @@ def check_int(name: str, value: Any, *, least: int = 1) -> int:
         expected = f"of at least {least}" if number < least else "below 2^63"
         raise ValueError(f"{name} must be an integer {expected}, got {value!r}")
     return number
-
-
-def check_shape(name: str, value: Any) -> tuple[int, ...]:
-    """A tuple of integers; an integer alone is one of them."""
-    given = value if isinstance(value, (tuple, list)) else (value,)
-    return tuple(check_int(name, n, least=0) for n in given)
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
@@ -156,7 +150,7 @@ def check_batch_size(batch_size: Any) -> int | dict[str, int] | None:
     return check_int("batch_size", batch_size)
 
 
-# Arguments of other samplers, and classes or guides in place of kernels
+# Arguments of other samplers, and classes in place of kernels
 
 OF_MCMC = ("num_warmup", "num_samples", "num_chains", "thinning", "chain_method", "progress_bar")
 OF_RUN = ("init_params", "extra_fields", "rng_key")
@@ -202,24 +196,6 @@ class FirstAsked(property):
                 f"MCMC({name}(model), num_warmup=1000, num_samples=1000)"
             )
         return super().__get__(instance, owner)
-
-
-class Guide:
-    """A guide: it raises an error with advice when `MCMC` reads a kernel's first property."""
-
-    def __new__(cls, *args: Any, **arguments: Any) -> Self:  # noqa: D102
-        check_arguments(cls, args, arguments)
-        return super().__new__(cls)
-
-    @property
-    def sample_field(self) -> str:
-        """Raise: a guide has no such field."""
-        name = type(self).__name__
-        raise AttributeError(
-            f"expected a kernel, got {name}, a guide: call params = guide.fit(rng_key, *args) and "
-            "guide.sample_posterior(rng_key, params, sample_shape=(1000,)), or use "
-            "MCMC(SGRLD(model), ...)"
-        )
 
 
 # Where chains start

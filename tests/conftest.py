@@ -54,7 +54,7 @@ MOST_MAPPINGS = 20_000
 """Linux allows a process 65,530 mappings, and each compiled program uses some."""
 
 
-SLOW_EXAMPLES = {"GGMC", "ISGD", "Microcanonical", "SGHMC", "SGNHT", "SWAG", "AdamSGLD"} | {
+SLOW_EXAMPLES = {"GGMC", "ISGD", "Microcanonical", "SGHMC", "SGNHT", "AdamSGLD"} | {
     "RiemannianLaplace"
 }
 """Samplers and guides whose docstrings' examples are slow. That of `SGRLD` is in the default run;

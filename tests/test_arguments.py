@@ -12,7 +12,6 @@ from jax import random
 from numpyro.infer import MCMC
 
 from numpyro_geom import GGMC, SGHMC, SGRLD, RiemannianLaplace
-from numpyro_geom.baselines import SWAG
 from numpyro_geom.model.arguments import HostArray, on_device
 from numpyro_geom.model.plates import read_subsampling
 
@@ -60,12 +59,6 @@ def test_guide_reads_numpy_arguments_and_new_values_of_them():
     fewer = np.minimum(GROUP, 1)  # of the same shape
     params = guide.fit(random.key(0), fewer, Y)
     assert params["auto_loc"].shape == (2,)
-
-
-def test_swag_reads_numpy_arguments():
-    swag = SWAG(reads_values, batch_size=20)
-    params = swag.fit(random.key(0), GROUP, Y, init_params={"a": jnp.zeros(3)})
-    assert swag.sample_posterior(random.key(1), params)["a"].shape == (3,)
 
 
 @pytest.mark.parametrize(

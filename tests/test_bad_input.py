@@ -22,7 +22,7 @@ from targets import half_square, linear, logistic, normal_mean
 
 from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Metric, Monge, RMSprop, Shampoo, cyclical
 from numpyro_geom._checks import check_int, check_number
-from numpyro_geom.baselines import ISGD, SWAG, AdamSGLD
+from numpyro_geom.baselines import ISGD, AdamSGLD
 
 Y = np.random.default_rng(0).normal(size=12)
 X = np.random.default_rng(1).normal(size=(12, 2))
@@ -263,17 +263,6 @@ def noisy(z: Any, rng_key: jax.Array) -> jax.Array:
     return half_square(z) + jnp.sum(z) * random.normal(rng_key)
 
 
-def fit(*args: Any, **settings: Any) -> Callable[[], Any]:
-    """Fit a guide, after as few steps as possible."""
-    settings = {"batch_size": 3, "num_steps": 10, "rank": 2, **settings}
-    arrays = tuple(jnp.asarray(a, jnp.float32) for a in args[1:])
-    return lambda: SWAG(args[0], **settings).fit(random.key(0), *arrays)
-
-
-def draw_without_fit() -> Any:
-    return SWAG(normal_mean, batch_size=3).sample_posterior(random.key(0), None)
-
-
 def make_with(kernel: Callable, **settings: Any) -> Callable[[], Any]:
     """Construct a kernel on a valid model."""
     return lambda: kernel(matrix, **settings)
@@ -485,23 +474,6 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         "square_decay must be a finite number .*, got nan",
     ),
-    # SWAG
-    "SWAG learning_rate negative": (
-        lambda: SWAG(normal_mean, learning_rate=-0.1),
-        ValueError,
-        "learning_rate must be a finite number above 0, got -0.1",
-    ),
-    "SWAG rank larger than what is collected": (
-        lambda: SWAG(normal_mean, rank=200, num_steps=200),
-        ValueError,
-        "at least rank=200 snapshots, got 160 steps",
-    ),
-    "SWAG potential_fn": (
-        lambda: SWAG(potential_fn=noisy),
-        TypeError,
-        "unexpected keyword argument 'potential_fn'",
-    ),
-    "SWAG draws before fit": (draw_without_fit, RuntimeError, "expected `fit` first"),
     # temperature, batching, init_strategy
     "temperature negative": (model(temperature=-1), ValueError, "temperature .*at least 0"),
     "temperature text": (model(temperature="hot"), TypeError, "temperature must be a number"),

@@ -60,7 +60,6 @@ def test_no_argument_takes_what_it_cannot_use(call: str, value: str) -> None:
 FOUND = {
     "Monge alpha2=10**400": "alpha2 must be a finite number",
     "Expanded right=float16": "right must be an integer of at least 0, got array",
-    "SWAG model=distribution": "model must be a function, got .* distribution, Normal",
     "diagnose var_names=0.5": "var_names must be a name or a list of names, got 0.5",
     "compare_draws var_names=mcmc": "var_names must be a name or a list of names, got MCMC",
     "PredictionStream labels=keys": "labels must be an array",
@@ -71,7 +70,6 @@ FOUND = {
     "SGRLD x=complexes": "the energy of the model is complex: expected a real one",
     "GGMC potential_fn=distribution": "potential_fn must be a function, got .*Normal",
     "RiemannianLaplace.sample_posterior sample_shape=texts": "sample_shape must be an integer",
-    "SWAG num_steps=10**400": r"num_steps must be an integer below 2\^63",
     "SGNHT divergence=3-D": "SGNHT got an unexpected keyword argument 'divergence'",
 }
 """Cases that once ended in another way, and the error of each now."""

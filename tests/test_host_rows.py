@@ -32,7 +32,7 @@ from numpyro_geom import (
     run_in_segments,
     to_inference_data,
 )
-from numpyro_geom.baselines import ISGD, SWAG
+from numpyro_geom.baselines import ISGD
 from numpyro_geom.model import model as model_module
 from numpyro_geom.model import trial
 from numpyro_geom.rows import host_rows
@@ -201,25 +201,15 @@ def test_kernels_of_numpyro_take_the_same_steps():
     assert_same(found[0].get_samples(), found[1].get_samples())
 
 
-@pytest.mark.parametrize("name", short(["laplace", "swag"], kept=["laplace"]))
-def test_guides_give_the_same_draws(name):
-    def laplace(*data):
+def test_guides_give_the_same_draws():
+    def draws(*data):
         guide = RiemannianLaplace(model, metric="euclidean", batch_size=64)
         params = guide.fit(random.key(0), *data)
         return guide.sample_posterior(random.key(1), params, sample_shape=(5,))
 
-    def swag(*data):
-        guide = SWAG(model, batch_size=8, num_steps=100, learning_rate=1e-3)
-        start = {"w": jnp.zeros(X.shape[1])}
-        params = guide.fit(random.key(0), *data, init_params=start)
-        return guide.sample_posterior(random.key(1), params, sample_shape=(5,))
-
-    draws = {"laplace": laplace, "swag": swag}[name]
     found, expected = draws(HostRows(X), HostRows(Y)), draws(X, Y)
-    if name == "swag":
-        assert_same(found, expected)
-    else:  # the compiler may fuse a gather on the device into a sum: its last bits then differ
-        np.testing.assert_allclose(found["w"], expected["w"], rtol=1e-5)
+    # the compiler may fuse a gather on the device into a sum: its last bits then differ
+    np.testing.assert_allclose(found["w"], expected["w"], rtol=1e-5)
 
 
 def test_parameters_are_found_from_some_rows():

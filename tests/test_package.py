@@ -138,7 +138,6 @@ def hints(call: Any) -> dict[str, Any]:
 CALLS = {
     **{kernel: {"potential_fn": energy} for kernel in KERNELS},
     numpyro_geom.RiemannianLaplace: {"model": energy},
-    numpyro_geom.baselines.SWAG: {"model": energy},
     numpyro_geom.Shampoo: {},
     numpyro_geom.Expanded: {},
     run: {},

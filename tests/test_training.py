@@ -19,7 +19,6 @@ from numpyro.infer import MCMC
 from tqdm import tqdm
 
 from numpyro_geom import SGHMC, RiemannianLaplace, train
-from numpyro_geom.baselines import SWAG
 from numpyro_geom.warmup import training
 from numpyro_geom.warmup.training import Trained
 
@@ -63,7 +62,7 @@ def test_progress_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert "training: 100%" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("method", ["train", "SWAG", "guide"])
+@pytest.mark.parametrize("method", ["train", "guide"])
 def test_params_at_random_values_are_named(method: str) -> None:
     def model(X: Any, y: Any) -> None:
         numpyro.factor("pull", numpyro.param("shift", lambda key: random.normal(key)))
@@ -71,7 +70,6 @@ def test_params_at_random_values_are_named(method: str) -> None:
 
     fits = {
         "train": partial(train, model),
-        "SWAG": SWAG(model, batch_size=50, num_steps=50).fit,
         "guide": RiemannianLaplace(model).fit,
     }
     with pytest.warns(UserWarning, match=r"param sites \['shift'\] stay at random first"):
@@ -122,7 +120,7 @@ def test_it_ends_where_held_out_rows_are_most_probable() -> None:
 
 
 @pytest.mark.slow
-def test_chains_swag_and_guides_start_there() -> None:
+def test_chains_and_guides_start_there() -> None:
     found = train(regression, random.key(0), X, Y, batch_size=20, num_starts=2, num_epochs=5)
     kernel = SGHMC(regression, step_size=1e-5, num_steps=1)
     mcmc = MCMC(kernel, num_warmup=0, num_samples=1, num_chains=2, progress_bar=False)
@@ -132,9 +130,6 @@ def test_chains_swag_and_guides_start_there() -> None:
     guide = RiemannianLaplace(regression)
     params = guide.fit(random.key(0), X, Y, init_params=one, max_steps=0)
     np.testing.assert_allclose(params["auto_loc"], one["w"])
-    swag = SWAG(regression, batch_size=20, rank=2, num_steps=10, learning_rate=1e-6)
-    near = swag.fit(random.key(0), X, Y, init_params=one)
-    np.testing.assert_allclose(near.mean["w"], one["w"], atol=0.02)
     again = train(regression, random.key(1), X, Y, init_params=one, num_epochs=1)
     np.testing.assert_allclose(again.position["w"], one["w"], atol=2e-3)
 

@@ -237,12 +237,6 @@ def draw_laplace(rng_key: Any, params: Any, sample_shape: Any, resample: Any) ->
     )
 
 
-def fit_swag(x: Any, y: Any, init_params: Any, sample_shape: Any, **settings: Any) -> Any:
-    swag = baselines.SWAG(settings.pop("model"), **settings)
-    params = swag.fit(KEY, x, y, init_params=init_params)
-    return swag.sample_posterior(KEY, params, x, y, sample_shape=sample_shape)
-
-
 def do_run(rows: Any, mcmc: Any, rng_key: Any, directory: Any, **settings: Any) -> Any:
     kernel = ng.SGRLD(regression, batch_size=3, step_size=1e-3, num_steps=1)
     usual = MCMC(kernel, num_warmup=4, num_samples=4, progress_bar=False)
@@ -303,14 +297,6 @@ CALLS: dict[str, Call] = {
     "RiemannianLaplace.sample_posterior": Call(
         draw_laplace,
         lambda: {"rng_key": KEY, "params": fitted()[1], "sample_shape": (2,), "resample": False},
-    ),
-    "SWAG": Call(
-        fit_swag,
-        fields(
-            model=regression, batch_size=3, rank=2, learning_rate=1e-3, num_steps=10,
-            x=X, y=Y, init_params={"w": np.zeros((2, 2)), "s": 0.0},
-            sample_shape=(2,),
-        ),
     ),
     "train": Call(
         trained,

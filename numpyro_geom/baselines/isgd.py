@@ -16,7 +16,7 @@ from .._util import tree_vdot, tree_where
 from ..kernel import PyTree, SGKernel
 from ..metrics.base import Metric, zeros_of
 from ..model.potential import Potential
-from ..sampling.algorithm import Algorithm, Step, check_noisy, langevin_algorithm
+from ..sampling.algorithm import Algorithm, Step, langevin_algorithm
 from ..sampling.settings import Settings
 from ..sampling.state import Chain, StepReport
 
@@ -233,9 +233,15 @@ class ISGD(SGKernel):
             settling_steps=2 * RATE_STEPS,
             searches=settings.potential_fn is None,
             bias=None,
-            check=lambda potential, plan: check_noisy(
-                potential, "ISGD takes its rate from minibatch noise", "use SGRLD"
-            ),
+            check=_check_noisy,
+        )
+
+
+def _check_noisy(potential: Potential, plan: Any) -> None:
+    if potential.deterministic:
+        raise ValueError(
+            "ISGD takes its rate from minibatch noise, and this gradient has none: pass "
+            "batch_size, below the number of rows (or a potential_fn with a key), or use SGRLD"
         )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -26,12 +26,11 @@ from numpyro.infer import init_to_uniform
 from numpyro.infer.autoguide import AutoContinuous
 
 from .._checks import (
-    Guide,
+    check_arguments,
     check_flag,
     check_int,
     check_key,
     check_model,
-    check_shape,
     warn_outside,
 )
 from .._util import LANES, at_once, in_trace, is_traced
@@ -70,7 +69,7 @@ SUMMARY_DRAWS = 2000
 """Number of draws for `median` and `quantiles`."""
 
 
-class RiemannianLaplace(Guide, AutoContinuous):
+class RiemannianLaplace(AutoContinuous):
     """Laplace approximation whose draws follow geodesics of a metric. Approximate.
 
     A draw starts at a mode theta^ with a Gaussian velocity and follows a geodesic for unit time::
@@ -181,6 +180,10 @@ class RiemannianLaplace(Guide, AutoContinuous):
 
     prototype_trace: Any
 
+    def __new__(cls, *args: Any, **arguments: Any) -> Self:  # noqa: D102
+        check_arguments(cls, args, arguments)
+        return super().__new__(cls)
+
     def __init__(
         self,
         model: Callable,
@@ -216,6 +219,14 @@ class RiemannianLaplace(Guide, AutoContinuous):
         self._layout: Layout | None = None
         self._learned: dict[str, Any] = {}
         self._programs: dict = {}
+
+    @property
+    def sample_field(self) -> str:  # noqa: D102 (`MCMC` reads it first: here it ends with advice)
+        raise AttributeError(
+            "expected a kernel, got RiemannianLaplace, a guide: call params = guide.fit(rng_key, "
+            "*args) and guide.sample_posterior(rng_key, params, sample_shape=(1000,)), or use "
+            "MCMC(SGRLD(model), ...)"
+        )
 
     def fit(
         self,
@@ -315,7 +326,8 @@ class RiemannianLaplace(Guide, AutoContinuous):
         """
         check_key("rng_key", rng_key)
         check_flag("log_weight", log_weight)
-        shape = check_shape("sample_shape", sample_shape)
+        given = sample_shape if isinstance(sample_shape, (tuple, list)) else (sample_shape,)
+        shape = tuple(check_int("sample_shape", n, least=0) for n in given)
         data = self._training_data(params, args, kwargs)
         count = int(np.prod(shape))
         keys = random.split(rng_key, count) if shape else rng_key[None]

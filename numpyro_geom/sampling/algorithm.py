@@ -291,19 +291,6 @@ def settling_steps(metric: Any) -> int:
     return min(MAX_SETTLING_STEPS, max(memory, interval + 1))
 
 
-def check_noisy(potential: Potential, what: str, remedy: str) -> None:
-    """Raise if the potential has no minibatch noise.
-
-    ``what`` needs the noise and begins the message. ``remedy``, besides passing a batch size, ends
-    it.
-    """
-    if potential.deterministic:
-        raise ValueError(
-            f"{what}, and this gradient has none: pass batch_size, below the number of rows (or a "
-            f"potential_fn with a key), or {remedy}"
-        )
-
-
 def check_random(settings: Settings, algorithm: Algorithm) -> None:
     """Raise if a model that asks for keys would not get a new key at every step."""
     what = None

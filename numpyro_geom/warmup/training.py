@@ -1,10 +1,10 @@
-"""Training by an Optax optimiser: gives starts for chains on networks, SWAG and Laplace guides."""
+"""Training by an Optax optimiser: gives starts for chains on networks and Laplace guides."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +13,6 @@ import numpy as np
 import optax
 from jax import lax, random
 from numpyro.infer import init_to_uniform
-from numpyro.util import is_prng_key
 from tqdm import tqdm
 
 from .._checks import (
@@ -46,7 +45,7 @@ class Trained(NamedTuple):
 
     Attributes:
         position: unconstrained site values of the best epoch. Chains start from it
-            (``init_params`` of ``mcmc.run``), and so do `RiemannianLaplace.fit` and `SWAG.fit`.
+            (``init_params`` of ``mcmc.run``), and so does `RiemannianLaplace.fit`.
         epoch: the best epoch, counted from 1; without validation the last one.
         losses: mean of U / N over the steps of each epoch, shape (epochs,).
         validation: mean energy of the held-out rows after each epoch, shape (epochs,). It is minus
@@ -150,15 +149,19 @@ def train(
     if num_starts is None and init_params is not None:
         init_params = jax.tree.map(lambda x: jnp.asarray(x)[None], init_params)
     key_start, key_split, key_train = random.split(rng_key, 3)
-    found, position = start(
-        model,
-        random.split(key_start, starts),
-        init_params,
-        args,
-        kwargs,
-        batch_size=batch_size,
-        init_strategy=init_strategy,
+    found = read(model, args, kwargs, batch_size=batch_size)
+    found, position = find_start(
+        found, random.split(key_start, starts), init_params, init_strategy, batched=True
     )
+    one = jax.tree.map(lambda x: x[0], position)
+    if not tree_size(one):
+        raise ValueError(
+            "the model has no free parameter: expected a `numpyro.sample` without `obs` whose "
+            "support is more than a point"
+        )
+    check_rows(found, one)
+    if init_params is None:
+        position = shortened(found, position)
     rows, held_out = _split(found.plan, key_split, validation)
     outcome = _train(
         found,
@@ -228,32 +231,6 @@ def shortened(model: Model, position: PyTree) -> PyTree:
         return tree_scale(lengths[jnp.argmin(energies)], position)
 
     return compiled(jax.vmap(one), position)
-
-
-def start(
-    fn: Callable,
-    rng_key: jax.Array,
-    init_params: PyTree,
-    args: tuple,
-    kwargs: dict,
-    *,
-    batch_size: int | Mapping[str, int] | None,
-    init_strategy: Callable,
-) -> tuple[Model, PyTree]:
-    """The model with these arguments, and where training starts, for one key or several."""
-    batched = not is_prng_key(rng_key)
-    model = read(fn, args, kwargs, batch_size=batch_size)
-    model, position = find_start(model, rng_key, init_params, init_strategy, batched=batched)
-    one = jax.tree.map(lambda x: x[0], position) if batched else position
-    if not tree_size(one):
-        raise ValueError(
-            "the model has no free parameter: expected a `numpyro.sample` without `obs` whose "
-            "support is more than a point"
-        )
-    check_rows(model, one)
-    if init_params is None and batched:
-        position = shortened(model, position)
-    return model, position
 
 
 def _check_validation(validation: Any, batch_size: Any) -> float:
