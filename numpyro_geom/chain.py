@@ -15,7 +15,7 @@ from numpyro.util import is_prng_key
 
 from . import _random
 from ._checks import check_energy
-from ._util import PyTree, all_finite, is_traced, tree_vdot, tree_where, words
+from ._util import PyTree, all_finite, is_traced, tree_size, tree_vdot, tree_where, words
 from .bound import Bound
 from .model.arrowhead import ArrowRoot, Layout
 from .model.centring import (
@@ -231,28 +231,41 @@ def init_chain(
         return energy
 
     jax.eval_shape(energy_at, position)
-    energy: Any = 0.0
+    energy: Any = None
     if potential.full_energy is not None:
         energy = potential.full_energy(position)
         check_energy("full_potential_fn", energy)
-    energy = jnp.asarray(energy, dtype)
-    start: PyTree = ravel(position)[0] if settings.moves_vector else position
     zero, one = jnp.zeros((), dtype), jnp.ones((), dtype)
+    control: Any = ()
+    if target.controlled:
+        layout = None
+        if settings.control_variate == 2:
+            layout = settings.layout or Layout.without_groups(tree_size(position))
+        control = init_control(position, zero, layout)
+    searching = moving or (num_warmup > 0 and (settings.finds_scale or target.controlled))
+    often = moving and settings.starts_anywhere
+    key_search = random.split(key_state, 4)[3]
+    found, energy_there, control, scale = find_typical_set(
+        target, settings, position, control, key_search, searching, often
+    )
+    if moving:
+        position = found
+    if potential.full_energy is None:
+        known = moving and energy_there is not None
+        energy = energy_there if known else energy_at(position)
+    start: PyTree = ravel(position)[0] if settings.moves_vector else position
     count = jnp.zeros((), jnp.int32)
     schedule, num_steps = settings.schedule, settings.given_num_steps
-    layout = None
-    if settings.control_variate == 2:
-        layout = settings.layout or Layout.without_groups(ravel(position)[0].size)
-    settling = algorithm.settling_steps
+    num_steps = algorithm.settling_steps if num_steps is None else num_steps
     state = SGState(
         i=count,
         z=position,
-        potential_energy=energy,
+        potential_energy=jnp.asarray(energy, dtype),
         grad_norm=zero,
         configurational_temperature=zero,
         kinetic_temperature=zero,
         step_size=one if schedule is None else jnp.asarray(schedule(count), dtype),
-        num_steps=jnp.asarray(settling if num_steps is None else num_steps, jnp.int32),
+        num_steps=jnp.asarray(num_steps, jnp.int32),
         diverging=jnp.zeros((), bool),
         num_diverging=count,
         accept_prob=one,
@@ -265,29 +278,14 @@ def init_chain(
         drift_ratio=jnp.asarray(jnp.inf, dtype),
         retry_factor=one,
         stream=stream,
-        control=init_control(position, energy, layout) if target.controlled else (),
+        control=control,
         steps_taken=count,
         adaptation=init_adaptation(num_warmup, dtype),
         built_on={},
         seed=words(rng_key),
         rng_key=key_state,
     )
-    key_search = random.split(key_state, 4)[3]
-    searching = moving or (num_warmup > 0 and (settings.finds_scale or target.controlled))
-    often = moving and settings.starts_anywhere
-    z, energy, control, scale = find_typical_set(
-        target, settings, position, state.control, key_search, searching, often
-    )
-    if potential.full_energy is None:
-        if energy is None or not moving:
-            energy = energy_at(z if moving else position)
-        energy = jnp.asarray(energy, dtype)
-        state = state._replace(potential_energy=energy)
-    state = state._replace(control=control)
-    state = moved_to(state, z) if moving else state
-    if not settings.scales:
-        return state
-    return rescaled(state, scale, settings, target.potential.num_data)
+    return rescaled(state, scale, settings, potential.num_data) if settings.scales else state
 
 
 def taken_over(
@@ -348,14 +346,6 @@ def handed_on(
     return compiled(hand if is_prng_key(rng_key) else jax.vmap(hand), rng_key, position)
 
 
-def moved_to(state: SGState, z: PyTree) -> SGState:
-    """The state at ``z``, if something other than the algorithm's steps has moved the chain."""
-    state = state._replace(z=z)
-    if state.scale:
-        state = state._replace(scaled=state.scale.from_sites(z, state.scaled))
-    return state._replace(trusted=state.chain.position)
-
-
 def next_draw(bound: Bound, algorithm: Algorithm, state: SGState) -> SGState:
     """The state after the next draw."""
     target, settings = bound.target(), bound.settings
@@ -390,7 +380,8 @@ def for_new_arguments(bound: Bound, algorithm: Algorithm, state: SGState) -> SGS
         control = replace_anchor(potential, state.control, anchor, state.root)
         state = state._replace(control=control)
     potential = target.with_control(state.control)
-    state = moved_to(state, state.z)
+    if state.scale:
+        state = state._replace(scaled=state.scale.from_sites(state.z, state.scaled))
     batch, _ = potential.draw(random.fold_in(state.rng_key, 1), state.stream)
     energy, grad = jax.value_and_grad(potential.energy)(state.z, batch)
     dtype = state.potential_energy.dtype
@@ -398,6 +389,7 @@ def for_new_arguments(bound: Bound, algorithm: Algorithm, state: SGState) -> SGS
     return state._replace(
         adaptation=state.adaptation._replace(start_energy=unknown),
         drift_ratio=unknown,
+        trusted=state.chain.position,
         dynamics=algorithm.forget(state.dynamics),
         potential_energy=energy.astype(dtype),
         grad_norm=jnp.sqrt(tree_vdot(grad, grad)).astype(dtype),

@@ -328,11 +328,7 @@ class SGKernel(MCMCKernel):
         return self._by_chain(next_draw, state, model_args, model_kwargs)
 
     def postprocess_fn(self, model_args: tuple, model_kwargs: dict | None) -> Callable:
-        """A function from the unconstrained position to site values and deterministic sites."""
-        return self.get_constrain_fn(model_args, model_kwargs)
-
-    def get_constrain_fn(self, model_args: tuple, model_kwargs: dict | None) -> Callable:
-        """A function from the unconstrained position to constrained site values.
+        """A function from the unconstrained position to site values and deterministic sites.
 
         If the model has deterministic sites, or supports that depend on other sites, the function
         replays the model on all rows. Rows that no requested site needs are never computed.
