@@ -53,9 +53,9 @@ from .model.arguments import differentiated, on_device
 from .model.bad_rows import check_finite, fault_at
 from .model.centring import Shares
 from .model.jaxprs import compiled, lean_options
-from .model.minibatch import AllRows, Subsampling
+from .model.minibatch import AllRows
 from .model.start import check_lanes, init_to_draws
-from .sampling.algorithm import Algorithm, adapts
+from .sampling.algorithm import Algorithm
 from .sampling.settings import Settings, Validator, documented
 from .sampling.state import DEFAULT_FIELDS, Chain, SGState, StepReport
 from .warmup.start import check_arrival
@@ -143,21 +143,11 @@ class SGKernel(MCMCKernel):
         return self.algorithm(self.settings)
 
     @property
-    def measures(self) -> bool:
-        """Whether warm-up measures curvature and noise."""
-        return adapts(self.settings, self.facts)
-
-    @property
     def model(self) -> Callable | None:
         """The user's model; after ``init`` with plates that run at full size."""
         model = self.settings.model
         bound = self.bound.model
         return model if bound is None else AllRows(model, bound.runnable)
-
-    @property
-    def plan(self) -> Subsampling | None:
-        """Plates, batch sizes and N, after ``init``; None with ``potential_fn``."""
-        return self.bound.plan
 
     def replace(self, **changes: Any) -> SGKernel:
         """A new kernel with other values of some arguments."""
@@ -209,13 +199,17 @@ class SGKernel(MCMCKernel):
         check_keys("rng_key", rng_key)
         given = jax.tree.flatten((model_args, model_kwargs))
         args, kwargs = on_device(model_args, model_kwargs)
+        self._check_names(args, kwargs)
         single = is_prng_key(rng_key)
         split = _random.split if single else jax.vmap(_random.split, out_axes=1)
         key_state, key_model = compiled(lambda key: tuple(split(key)), rng_key)
         earlier: Any = self._earlier() if init_params is None else None
         # settings that follow from a warm-up are those of the earlier run
         warmup = num_warmup if earlier is None else earlier.num_warmup
-        bound, position = self.bind(key_model, warmup, init_params, args, kwargs)
+        trajectory = self.algorithm(self._settings).trajectory
+        bound, position = bind(
+            self._settings, key_model, warmup, init_params, args, kwargs, trajectory=trajectory
+        )
         taken = earlier and taken_over(bound, earlier, position, num_warmup, single=single)
         if taken is not None:
             position = _moved(taken, position, single=single)
@@ -304,19 +298,6 @@ class SGKernel(MCMCKernel):
             ) from error
         except ValueError:  # there is no signature
             return
-
-    def bind(
-        self,
-        rng_key: jax.Array,
-        num_warmup: int,
-        init_params: PyTree,
-        args: tuple,
-        kwargs: dict,
-    ) -> tuple[Bound, PyTree]:
-        """Read the model: what follows from it, and where its chains start."""
-        self._check_names(args, kwargs)
-        given, trajectory = self._settings, self.algorithm(self._settings).trajectory
-        return bind(given, rng_key, num_warmup, init_params, args, kwargs, trajectory=trajectory)
 
     def sample(self, state: SGState, model_args: tuple, model_kwargs: dict | None) -> SGState:
         """Take ``num_steps`` stochastic-gradient steps and return the next state."""

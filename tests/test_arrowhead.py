@@ -30,6 +30,7 @@ from numpyro_geom import (
     RiemannianLaplace,
 )
 from numpyro_geom._linalg import MatrixRoot
+from numpyro_geom.bound import bind
 from numpyro_geom.model.arrowhead import (
     Arrowhead,
     Layout,
@@ -310,7 +311,7 @@ def test_the_law_of_the_start_has_the_mean_of_the_posterior(groups: int, seed: i
     y = data_of(groups, tau=0.6)
     exact = exact_moments(y, groups)
     kernel = SGHMC(heights, dense_mass="structured")
-    bound, position = kernel.bind(random.key(0), 100, None, (y, groups), {})
+    bound, position = bind(kernel.settings, random.key(0), 100, None, (y, groups), {})
     target = bound.target()
     flat, to_sites = ravel(position)
     vector: Target = target.in_coordinates(to_sites)
@@ -578,7 +579,7 @@ def test_the_second_order_is_chosen_for_many_rows(monkeypatch: pytest.MonkeyPatc
             numpyro.sample("y", dist.Normal(level[i // each], NOISE), obs=y[i])
 
     kernel = SGHMC(model)
-    bound, _ = kernel.bind(random.key(0), 100, None, (y,), {})
+    bound, _ = bind(kernel.settings, random.key(0), 100, None, (y,), {})
     assert not bound.plan.batch_sizes  # all rows cost less than a step on some
     monkeypatch.setattr("numpyro_geom.bound.FEW_OPERATIONS", 0)
     state = kernel.init(random.key(0), 100, None, (y,), {})
@@ -625,8 +626,8 @@ def events(y: Any, groups: int) -> None:
 
 def bound_layout(kernel: Any, *args: Any, traced: bool = False) -> Layout | None:
     found = []
-    bind = lambda key: found.append(kernel.bind(key, 10, None, args, {})[0])  # noqa: E731
-    (jax.jit(bind) if traced else bind)(random.key(0))
+    read = lambda key: found.append(bind(kernel.settings, key, 10, None, args, {})[0])  # noqa: E731
+    (jax.jit(read) if traced else read)(random.key(0))
     return found[0].settings.layout
 
 

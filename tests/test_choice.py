@@ -35,7 +35,7 @@ def no_rows_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
 def chosen(kernel: Any, *rows: Any) -> tuple:
     """What is chosen as the model is read, or by measurements at the start if that is needed."""
     given = random.key(0), 8, None, rows or ROWS, {}
-    kernel.bind(*given)
+    bind(kernel.settings, *given)
     if kernel.bound.undecided:
         kernel.init(*given)
     return kernel.settings.batch_size, kernel.settings.control_variate
@@ -47,7 +47,7 @@ def test_many_rows_are_drawn_and_corrected(kind: type) -> None:
     rows, controlled = chosen(kernel)
     assert 32 <= rows <= 1024
     assert controlled == 1
-    assert dict(kernel.plan.batch_sizes) == {"data": rows}
+    assert dict(kernel.bound.plan.batch_sizes) == {"data": rows}
     assert kernel.settings.record()["batch_size"] == rows  # what an export says
 
 
@@ -110,7 +110,7 @@ def test_a_run_with_few_gradients_takes_all_rows(monkeypatch: pytest.MonkeyPatch
     monkeypatch.undo()
     for num_warmup, takes_all in ((50, True), (50_000, False)):
         kernel = SGHMC(linear)
-        found, _ = kernel.bind(random.key(0), num_warmup, None, ROWS, {})
+        found, _ = bind(kernel.settings, random.key(0), num_warmup, None, ROWS, {})
         assert (found.settings.batch_size is None) == (not found.undecided) == takes_all
 
 
@@ -238,7 +238,7 @@ def test_what_the_model_subsamples_is_kept() -> None:
 
     kernel = SGHMC(subsampled)
     chosen(kernel)
-    assert dict(kernel.plan.batch_sizes) == {"data": 70}
+    assert dict(kernel.bound.plan.batch_sizes) == {"data": 70}
 
 
 @pytest.mark.parametrize(

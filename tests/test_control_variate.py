@@ -289,7 +289,8 @@ def test_changed_data_move_what_is_known_at_the_anchor() -> None:
     other = ROWS[0], ROWS[1] + 1.0
     state = kernel.refresh(state, other, {})
     exact = anchor_at(
-        Model(linear, other, {}, kernel.plan).potential(), {"w": state.control.anchor.position}
+        Model(linear, other, {}, kernel.bound.plan).potential(),
+        {"w": state.control.anchor.position},
     )
     np.testing.assert_allclose(state.control.anchor.grad, exact.grad, rtol=1e-5)
 

@@ -215,13 +215,13 @@ def test_many_rows_of_a_model_that_is_summed_out_need_no_word(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bound, "FEW_ROWS", 3)  # warnings are errors
-    SGRLD(mixture).bind(random.key(0), 10, None, (Y,), {})
+    bound.bind(SGRLD(mixture).settings, random.key(0), 10, None, (Y,), {})
 
 
 def test_minibatches_are_refused() -> None:
     with pytest.raises(ValueError, match=r"'data'.*cannot be subsampled.*\['k'\] are summed out"):
         start(mixture, batch_size=2)
-    assert start(mixture, batch_size=8).plan.batch_sizes == {}
+    assert start(mixture, batch_size=8).bound.plan.batch_sizes == {}
 
 
 def test_without_funsor(monkeypatch: pytest.MonkeyPatch) -> None:

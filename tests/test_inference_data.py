@@ -329,7 +329,7 @@ def test_log_likelihood_is_numpyros_whatever_the_chunks(
 
 def test_log_likelihood_covers_all_rows_of_a_subsampling_model(subsampling: MCMC) -> None:
     y = np.asarray(vector(ROWS))
-    assert dict(subsampling.sampler.plan.batch_sizes) == {"data": 10}
+    assert dict(subsampling.sampler.bound.plan.batch_sizes) == {"data": 10}
     # `param` sites have the values that the kernel sampled with: another key gives another shift
     shift = float(subsampling.sampler.bound.model.fixed["shift"])
     idata = to_inference_data(subsampling, log_likelihood=True)

@@ -263,11 +263,11 @@ def test_wrap_model_leaves_the_kernel_alone() -> None:
     wrapped = kernel.wrap_model(wrapper)
     assert kernel.model == regression
     assert wrapped.model != regression
-    assert wrapped.plan is None
-    assert kernel.plan is not None
+    assert wrapped.bound.plan is None
+    assert kernel.bound.plan is not None
     wrapped.init(random.key(0), 0, None, (X[:12], Y[:12]), {})
-    assert dict(kernel.plan.sizes) == {"data": 24}
-    assert dict(wrapped.plan.sizes) == {"data": 12}
+    assert dict(kernel.bound.plan.sizes) == {"data": 24}
+    assert dict(wrapped.bound.plan.sizes) == {"data": 12}
 
 
 def test_an_interval_of_one_epoch_follows_the_data() -> None:

@@ -265,7 +265,7 @@ def test_only_params_that_nothing_depends_on_are_not_computed() -> None:
     kernel = SGRLD(model, batch_size=2, step_size=1e-3)
     with pytest.warns(UserWarning, match=r"param sites \['shift'\] stay at random"):
         state = kernel.init(random.key(0), 0, None, (X[:, 0],), {})
-    assert kernel.plan.idle_params == ("weights",)
+    assert kernel.bound.plan.idle_params == ("weights",)
     sites = kernel.postprocess_fn((X[:, 0],), {})(state.z)
     shift = float(sites["shifted"] - sites["b"])
     assert abs(shift - 5) < 5
@@ -605,7 +605,7 @@ def test_plates_within_scan_run_on_all_rows_and_cannot_be_subsampled() -> None:
     y = jnp.asarray(TABLE, jnp.float32)
     kernel = SGRLD(panel, step_size=1e-3, num_steps=2)
     state = kernel.init(random.key(0), 0, None, (y,), {})
-    assert kernel.plan.num_data == 4
+    assert kernel.bound.plan.num_data == 4
     assert state.z["z"].shape == (3, 4)
     for batch_size in (2, {"series": 2}):
         with pytest.raises(ValueError, match="series.*inside.*scan"):

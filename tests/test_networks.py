@@ -20,6 +20,7 @@ from numpyro.infer import MCMC
 from targets import vectorized
 
 from numpyro_geom import SGHMC, SGRLD, Microcanonical, diagnose, to_inference_data, train
+from numpyro_geom.bound import bind
 from numpyro_geom.metrics import Identity
 from numpyro_geom.model.model import read
 from numpyro_geom.model.potential import function_potential
@@ -116,14 +117,14 @@ def solved(X: jax.Array, y: jax.Array) -> None:
     ],
 )
 def test_models_of_several_layers_are_networks(model, deep):
-    settings = SGHMC(model).bind(random.key(0), 10, None, (X, Y), {})[0].settings
+    settings = bind(SGHMC(model).settings, random.key(0), 10, None, (X, Y), {})[0].settings
     assert settings.deep is deep
     assert settings.by_energy is deep
 
 
 def test_a_scale_or_a_step_size_that_is_given_is_kept():
     kernel = SGHMC(network, dense_mass=False)
-    settings = kernel.bind(random.key(0), 10, None, (X, Y), {})[0].settings
+    settings = bind(kernel.settings, random.key(0), 10, None, (X, Y), {})[0].settings
     assert settings.deep
     assert not settings.by_energy
 

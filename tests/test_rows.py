@@ -146,8 +146,8 @@ def test_automatic_batches_take_all_rows_and_say_why(body: Callable) -> None:
     kernel = SGRLD(in_plate(body))
     with pytest.warns(UserWarning, match="takes all 3000 rows.*lean on each other"):
         kernel.init(random.key(0), 10, None, (X, Y), {})
-    assert kernel.plan is not None
-    assert dict(kernel.plan.batch_sizes) == {}
+    assert kernel.bound.plan is not None
+    assert dict(kernel.bound.plan.batch_sizes) == {}
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from numpyro_geom import (
     Wenzel,
 )
 from numpyro_geom._linalg import MatrixRoot
+from numpyro_geom.bound import bind
 from numpyro_geom.model.arrowhead import Layout
 from numpyro_geom.model.model import CURVATURE_ROWS, Model
 from numpyro_geom.model.plates import read_subsampling
@@ -568,7 +569,7 @@ def test_chance_is_the_spread_of_few_rows() -> None:
             numpyro.sample("y", dist.Normal(X[i] @ w, 1), obs=jnp.zeros(len(i)))
 
     kernel = SGHMC(model, batch_size=256)
-    bound, _ = kernel.bind(random.key(0), 10, None, (X,), {})
+    bound, _ = bind(kernel.settings, random.key(0), 10, None, (X,), {})
     potential = in_coordinates(bound.potential(), lambda w: {"w": w})
     product = hessian_at(potential, jnp.zeros(size), random.key(3))
     values = np.linalg.eigvalsh(jax.vmap(product)(jnp.eye(size))) / rows

@@ -145,7 +145,7 @@ def test_choices_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     again = kernel.replace(init_strategy=init_to_draws(mcmc))
     state = again.init(random.key(5), 0, None, linear_data(ROWS + NEW), {})
     assert again.bound.choice == changed
-    assert again.plan.batch_sizes == {"data": 64}
+    assert again.bound.plan.batch_sizes == {"data": 64}
     gradient = jax.grad(again.bound.on(linear_data(ROWS + NEW), {}).model.energy)
     position = {"w": state.control.anchor.position}
     np.testing.assert_allclose(state.control.anchor.position, control.anchor.position[0])
@@ -161,7 +161,7 @@ def test_new_groups_start_from_the_law_of_the_old_ones() -> None:
     }
     kernel = SGHMC(hierarchy, init_strategy=init_to_draws(draws))
     keys = random.split(random.key(7), 2000)
-    _, z = kernel.bind(keys, 100, None, (12, jnp.zeros(48)), {})
+    _, z = numpyro_geom.bound.bind(kernel.settings, keys, 100, None, (12, jnp.zeros(48)), {})
     assert z["of_group"].shape == (2000, 12)
     for k in range(2):
         here = np.isclose(z["level"], draws["level"][k])
@@ -190,7 +190,7 @@ def test_draws_of_a_guide_and_of_another_kernel() -> None:
     )
     for source in (values, Draws(), nuts):
         kernel = SGRLD(hierarchy, init_strategy=init_to_draws(source))
-        _, z = kernel.bind(random.key(8), 10, None, (8, y), {})
+        _, z = numpyro_geom.bound.bind(kernel.settings, random.key(8), 10, None, (8, y), {})
         np.testing.assert_allclose(z["spread"], np.log(2.0), rtol=1e-6)
         np.testing.assert_array_equal(z["of_group"], np.ones(8))
 

@@ -59,7 +59,7 @@ def storable(settings: Mapping[str, Any]) -> dict[str, Any]:
 def is_measured(kernel: Any, last: SGState) -> bool:
     """Whether warm-up has measured curvature and noise; False if nothing was automatic."""
     # the first measurement happens before the second draw
-    return kernel.measures and np.asarray(last.i).min() > 1
+    return adapts(kernel.settings, kernel.facts) and np.asarray(last.i).min() > 1
 
 
 def facts_of(
@@ -90,7 +90,7 @@ def facts_of(
         - ``bias_discretisation`` and ``bias_noise``: relative errors of variances; ``bias_terms``:
           their formulas; or ``bias_note``: why there are none.
     """
-    algorithm, settings, plan = kernel.facts, kernel.settings, kernel.plan
+    algorithm, settings, plan = kernel.facts, kernel.settings, kernel.bound.plan
     adaptation, dynamics = jax.device_get((last.adaptation, last.dynamics))
     h, steps = (np.asarray(states[name], float) for name in ("step_size", "num_steps"))
     taken = thinning * steps.sum(1)
