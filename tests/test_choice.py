@@ -32,13 +32,19 @@ def no_rows_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("numpyro_geom.bound.FEW_OPERATIONS", 0)
 
 
-def chosen(kernel: Any, *rows: Any) -> tuple:
-    """What is chosen as the model is read, or by measurements at the start if that is needed."""
+def settings_of(kernel: Any, *rows: Any) -> Any:
+    """Settings when the model has been read, or after measurements if these are needed."""
     given = random.key(0), 8, None, rows or ROWS, {}
-    bind(kernel.settings, *given)
-    if kernel.bound.undecided:
-        kernel.init(*given)
-    return kernel.settings.batch_size, kernel.settings.control_variate
+    found, _ = bind(kernel.settings, *given, trajectory=kernel.facts.trajectory)
+    if not found.undecided:
+        return found.settings
+    kernel.init(*given)
+    return kernel.settings
+
+
+def chosen(kernel: Any, *rows: Any) -> tuple:
+    found = settings_of(kernel, *rows)
+    return found.batch_size, found.control_variate
 
 
 @pytest.mark.parametrize("kind", short([SGRLD, SGHMC, SGNHT], kept=[SGHMC]))
@@ -196,8 +202,9 @@ def test_what_is_given_stays(settings: dict, expected: tuple) -> None:
 )
 def test_a_trajectory_with_minibatches_is_corrected(settings: dict, expected: tuple) -> None:
     kernel = GGMC(linear, **settings)
-    assert chosen(kernel) == expected
-    assert kernel.facts.target_accept == (0.8 if expected[1] == 1 else 0.95)
+    found = settings_of(kernel)
+    assert (found.batch_size, found.control_variate) == expected
+    assert kernel.algorithm(found).target_accept == (0.8 if expected[1] == 1 else 0.95)
 
 
 def test_a_trajectory_takes_few_rows_if_the_energy_costs_more() -> None:
