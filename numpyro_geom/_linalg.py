@@ -62,11 +62,6 @@ def eigenvalues(matrix: Array) -> Array:
     return one_by_one(lambda x: jnp.linalg.eigvalsh(x))(matrix)
 
 
-def symmetric_roots(matrix: Array) -> tuple[Array, Array]:
-    """``|M|^{1/2}`` and its inverse, symmetric; eigenvalues below rounding are raised to it."""
-    return one_by_one(_symmetric_roots)(matrix)
-
-
 @partial(jax.tree_util.register_dataclass, data_fields=["matrix", "inverse"], meta_fields=[])
 @dataclass(frozen=True)
 class MatrixRoot:
@@ -129,11 +124,12 @@ def balanced_roots(matrix: Array) -> tuple[Array, Array]:
         return root, 1 / root
     diagonal = jnp.abs(jnp.diagonal(matrix))
     spread = jnp.sqrt(jnp.where(diagonal > 0, diagonal, 1.0))
-    root, inverse = symmetric_roots(matrix / spread / spread[:, None])
+    root, inverse = one_by_one(_symmetric_roots)(matrix / spread / spread[:, None])
     return spread[:, None] * root, inverse / spread
 
 
 def _symmetric_roots(matrix: Array) -> tuple[Array, Array]:
+    """``|M|^{1/2}`` and its inverse, symmetric; eigenvalues below rounding are raised to it."""
     values, vectors = jnp.linalg.eigh(matrix)
     values = jnp.abs(values)
     least = matrix.shape[0] * jnp.finfo(values.dtype).eps * jnp.max(values)

@@ -14,7 +14,7 @@ from .._checks import check_share
 from .._random import tree_normal
 from .._util import tree_vdot, tree_where
 from ..kernel import PyTree, SGKernel
-from ..metrics.base import Metric, zeros_of
+from ..metrics.base import Metric
 from ..model.potential import Potential
 from ..sampling.algorithm import Algorithm, Step, langevin_algorithm
 from ..sampling.settings import Settings
@@ -84,7 +84,7 @@ class GroupRate(Metric):
         """The state before any gradient, with lam = 1."""
         num_groups = max(jax.tree.leaves(self._indices(position))) + 1
         dtype = jnp.result_type(*jax.tree.leaves(position))
-        zeros = zeros_of(jax.eval_shape(self.statistic, position))
+        zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(self.statistic, position))
         return RateState(zeros, jnp.ones(num_groups, dtype), jnp.zeros((), dtype))
 
     def update(self, state: RateState, grad: PyTree) -> RateState:

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._linalg import wait_for
-from .information.form import HIGHEST, Flat
+from .._linalg import dot, matmul, wait_for
+from ..model.derivatives import jvp
+from .information.form import Flat
 
 EVALUATIONS_PER_STEP = 6
 """Evaluations per step of the Dormand-Prince 5(4) pair: its last stage starts the next step."""
@@ -32,6 +33,18 @@ class RiemannianMetric(NamedTuple):
         """Theta'' = -G^-1 force of a geodesic."""
         force = self.force(position, velocity)
         return -self.solver(wait_for(position, force))(force)
+
+
+def monge_acceleration(
+    gradient: Callable[[Flat], Flat], alpha2: float | jax.Array
+) -> Callable[[Flat, Flat], Flat]:
+    """Geodesics of G = I + alpha2 g g', g the gradient of an energy."""
+
+    def acceleration(position: Flat, velocity: Flat) -> Flat:
+        g, along = jvp(gradient, position, velocity)
+        return -alpha2 * dot(velocity, along) / (1 + alpha2 * dot(g, g)) * g
+
+    return acceleration
 
 
 class Geodesic(NamedTuple):
@@ -141,12 +154,7 @@ LARGEST_MISS = 1e-3
 def shoot(precision: jax.Array, velocity: Flat, alpha2: float | jax.Array) -> Flat:
     """The end of the geodesic that starts at 0 with this velocity; see `log_map`."""
     rtol, atol = (1e-6, 1e-9) if velocity.dtype == jnp.float64 else (1e-4, 1e-6)
-
-    def acceleration(x: Flat, v: Flat) -> Flat:
-        gradient = jnp.matmul(precision, x, precision=HIGHEST)
-        bend = jnp.vdot(v, jnp.matmul(precision, v, precision=HIGHEST))
-        return -alpha2 * bend / (1 + alpha2 * jnp.vdot(gradient, gradient)) * gradient
-
+    acceleration = monge_acceleration(partial(matmul, precision), alpha2)
     origin = jnp.zeros_like(velocity)
     return exponential_map(acceleration, origin, velocity, rtol=rtol, atol=atol).position
 

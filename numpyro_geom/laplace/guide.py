@@ -451,7 +451,7 @@ class RiemannianLaplace(AutoContinuous):
     # As NumPyro uses guides
 
     def __repr__(self) -> str:
-        arguments = ", ".join(f"{k}={v!r}" for k, v in self.settings.as_dict().items())
+        arguments = ", ".join(f"{k}={v!r}" for k, v in vars(self.settings).items())
         return f"{type(self).__name__}({getattr(self.model, '__name__', self.model)}, {arguments})"
 
     def __getstate__(self) -> dict:
@@ -615,7 +615,7 @@ class RiemannianLaplace(AutoContinuous):
         given = model.arrays, {**model.fixed, **params}, *inputs
         within = in_trace(given)
         options = None if within else lean_options()
-        given_by_user = self.settings.as_dict() | {"batch_size": None}
+        given_by_user = vars(self.settings) | {"batch_size": None}
         key = (fn, chosen, model.signature, learned, *given_by_user.values(), options is None)
         if key not in self._programs:
 

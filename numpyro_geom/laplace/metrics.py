@@ -18,7 +18,7 @@ from jax.scipy.linalg import cho_factor, cho_solve, solve
 from .._linalg import dot, matmul, one_by_one
 from ..model.derivatives import has_forward_mode, jvp
 from ..model.minibatch import Batch
-from .geodesic import RiemannianMetric
+from .geodesic import RiemannianMetric, monge_acceleration
 from .information import form as forms
 from .information.form import Flat
 from .predictive import FlatPosterior
@@ -157,15 +157,13 @@ def fisher_metric(posterior: FlatPosterior, loc: Flat) -> RiemannianMetric:
 
     def by_products(theta: Flat) -> Callable[[Flat], Flat]:
         root, now = lax.stop_gradient((scale(theta), theta))
-        sketch = lax.stop_gradient(nystrom(lambda v: own.product(now, v / root) / root, theta))
+        sketch = nystrom(lambda v: own.product(now, v / root) / root, theta)
 
         def scaled(v: Flat) -> Flat:
-            return sketch.times(whole.product(theta, sketch.times(v) / root) / root)
+            return sketch(whole.product(theta, sketch(v) / root) / root)
 
         def divide(b: Flat) -> Flat:
-            return (
-                sketch.times(conjugate_gradients(scaled, sketch.times(b / root), tolerance)) / root
-            )
+            return sketch(conjugate_gradients(scaled, sketch(b / root), tolerance)) / root
 
         return divide
 
@@ -183,25 +181,11 @@ def _scale(prior: Quadratic, own: Quadratic, mode: Flat) -> Callable[[Flat], Fla
     return lambda theta: jnp.sqrt(fixed)
 
 
-class Sketch(NamedTuple):
-    """S = I - U' diag(c) U, near the inverse root of I + A for a positive semidefinite A.
+def nystrom(product: Callable[[Flat], Flat], like: Flat) -> Callable[[Flat], Flat]:
+    """Product with S, near the inverse root of I + A for a positive semidefinite A.
 
-    Attributes:
-        basis: U, shape (rank, D), orthonormal rows.
-        shrink: c, shape (rank,).
-    """
-
-    basis: jax.Array
-    shrink: jax.Array
-
-    def times(self, v: Flat) -> Flat:
-        """S v."""
-        along = self.shrink * matmul(self.basis, v)
-        return v - matmul(along, self.basis)
-
-
-def nystrom(product: Callable[[Flat], Flat], like: Flat) -> Sketch:
-    """A sketch of A from its products with random vectors of the shape of ``like``.
+    S = I - U diag(c) U' comes from products of A with random vectors of the shape of ``like``. It
+    has no derivatives.
 
     Frangella, Tropp and Udell, "Randomized Nystrom preconditioning", SIAM J. Matrix Anal. Appl.
     44(2), 2023. Directions that are not found keep the identity, so that S^2 >= (I + A)^-1.
@@ -215,7 +199,8 @@ def nystrom(product: Callable[[Flat], Flat], like: Flat) -> Sketch:
     values = jnp.maximum(values, least + jnp.finfo(values.dtype).tiny)
     columns = matmul(pushed.T, vectors / jnp.sqrt(values))
     basis, sizes, _ = one_by_one(lambda x: jnp.linalg.svd(x, full_matrices=False))(columns)
-    return Sketch(basis.T, 1 - (1 + sizes**2) ** -0.5)
+    basis, shrink = lax.stop_gradient((basis, 1 - (1 + sizes**2) ** -0.5))
+    return lambda v: v - matmul(basis, shrink * matmul(v, basis))
 
 
 def conjugate_gradients(product: Callable[[Flat], Flat], b: Flat, tolerance: float) -> Flat:
@@ -252,20 +237,6 @@ def conjugate_gradients(product: Callable[[Flat], Flat], b: Flat, tolerance: flo
     return lax.custom_linear_solve(product, b, solve, symmetric=True)
 
 
-def monge_acceleration(
-    energy: Callable[[Flat], jax.Array], alpha2: float
-) -> Callable[[Flat, Flat], Flat]:
-    """Geodesics of G = I + alpha2 g g', g the gradient of the energy."""
-
-    def acceleration(position: Flat, velocity: Flat) -> Flat:
-        gradient, along = jvp(jax.grad(energy), position, velocity)
-        bend = dot(velocity, along)
-        size = dot(gradient, gradient)
-        return -alpha2 * bend / (1 + alpha2 * size) * gradient
-
-    return acceleration
-
-
 def dense_metric(metric: Callable[[Flat], jax.Array]) -> RiemannianMetric:
     """A metric given as a function theta -> G, shape (D, D); derivatives by autodiff."""
 
@@ -300,7 +271,7 @@ def acceleration_fn(posterior: FlatPosterior, loc: Flat) -> Callable[[Flat, Flat
     """``(position, velocity) -> theta''`` of the geodesics from ``loc``."""
     metric = posterior.settings.metric
     if metric in ("monge", "monge-log"):
-        return monge_acceleration(posterior.energy, posterior.settings.alpha2)
+        return monge_acceleration(jax.grad(posterior.energy), posterior.settings.alpha2)
     if isinstance(metric, RiemannianMetric):
         return metric.acceleration
     if callable(metric):

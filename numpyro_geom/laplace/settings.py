@@ -108,13 +108,9 @@ class LaplaceSettings:
             self, metric=metric, mode=mode, precision=precision, prior_metric=prior
         )
 
-    def as_dict(self) -> dict[str, Any]:
-        """Arguments by name."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-
     def record(self) -> dict[str, Any]:
         """Arguments by name as plain names and numbers, for files."""
-        record = self.as_dict()
+        record = dict(vars(self))
         if not isinstance(self.metric, str):
             kind = type(self.metric).__name__
             record["metric"] = getattr(self.metric, "__name__", kind)

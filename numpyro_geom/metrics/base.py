@@ -76,7 +76,8 @@ class Metric(ABC):
 
     def init(self, position: PyTree) -> Any:
         """The state before any gradient, V = 0, at a position (any pytree of floats)."""
-        return MetricState(zeros_of(jax.eval_shape(self.statistic, position)))
+        shapes = jax.eval_shape(self.statistic, position)
+        return MetricState(jax.tree.map(jnp.zeros_like, shapes))
 
     def update(self, state: Any, grad: PyTree) -> Any:
         """The state after a gradient g: V <- decay V + (1 - decay) s(g)."""
@@ -144,8 +145,3 @@ class Metric(ABC):
 MetricLike: TypeAlias = str | Metric | Mapping[str, Any]
 """What kernels take as ``metric``: a name, a metric, or a dict from patterns of site names to
 metrics."""
-
-
-def zeros_of(shapes: PyTree) -> PyTree:
-    """Zeros in the shapes and dtypes of a pytree."""
-    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)

@@ -21,7 +21,6 @@ from .._checks import check_choice, check_int, check_number, check_share
 from .._util import PyTree, lazy_cond, tree_where
 from .base import Metric
 
-Arrays = tuple[jax.Array, ...]
 Roots = tuple[jax.Array, jax.Array]
 """Of an axis: (H + r I)^-p and (H + r I)^(-p / 2)."""
 
@@ -33,20 +32,19 @@ VECTORS = ("diagonal", "full", "identity")
 class ShampooState(NamedTuple):
     """State of `Shampoo`.
 
-    Every field except ``steps`` is a pytree of one structure: for each site a tuple with one array
-    for each of its d axes. An array has the shape (blocks, n, n) unless stated otherwise. A site
-    with a diagonal metric has one array (n,). A site with the identity has an empty tuple.
+    ``statistic`` and ``roots`` have for each site a tuple with one entry for each of its d axes. An
+    array has the shape (blocks, n, n) unless stated otherwise. A site with a diagonal metric has
+    one array (n,). A site with the identity has an empty tuple.
 
     Attributes:
         statistic: the moving average H.
-        inverse: factors of A, (H + r I)^(-1/2d) with H at the last refresh.
-        inverse_sqrt: factors of A^{1/2}, (H + r I)^(-1/4d), likewise.
+        roots: pairs of factors, with H at the last refresh: of A, (H + r I)^(-1/2d), and of
+            A^{1/2}, (H + r I)^(-1/4d).
         steps: steps since the last refresh, int32.
     """
 
     statistic: PyTree
-    inverse: PyTree
-    inverse_sqrt: PyTree
+    roots: PyTree
     steps: jax.Array
 
 
@@ -143,27 +141,27 @@ class Shampoo(Metric):
 
     def init(self, position: PyTree) -> ShampooState:
         """The state before any gradient: H = eps I."""
-        axes, treedef = jax.tree.flatten(jax.eval_shape(self.statistic, position))
-        statistic = [_diagonal_like(a, self.eps) for a in axes]
-        return ShampooState(
-            jax.tree.unflatten(treedef, statistic),
-            **_as_fields(treedef, _roots_at_start(statistic, self.eps, self._powers(position))),
-            steps=jnp.zeros((), jnp.int32),
-        )
+        shapes, treedef = jax.tree.flatten(jax.eval_shape(self.statistic, position))
+        ones = [_identity_like(a) for a in shapes]
+        roots = []
+        for one, p in zip(ones, self._powers(position), strict=True):
+            w = self.eps * (1 + _ridge(one.dtype))
+            roots.append((w**-p * one, w ** (-p / 2) * one))
+        statistic = [self.eps * one for one in ones]
+        unflatten = functools.partial(jax.tree.unflatten, treedef)
+        return ShampooState(unflatten(statistic), unflatten(roots), jnp.zeros((), jnp.int32))
 
     def update(self, state: ShampooState, grad: PyTree) -> ShampooState:
         """The state after a gradient; the first and each ``interval``-th update renew the roots."""
         statistic = self.average(state.statistic, grad)
         powers = self._powers(grad)
         axes, treedef = jax.tree.flatten(statistic)
+        old = _pairs(state.roots)
         roots = lazy_cond(
-            state.steps == 0, lambda old, axes: _renewed(axes, powers, old), _as_roots(state), axes
+            state.steps == 0, lambda old, axes: _renewed(axes, powers, old), old, axes
         )
-        return state._replace(
-            statistic=statistic,
-            steps=(state.steps + 1) % self.steps_between_updates(),
-            **_as_fields(treedef, roots),
-        )
+        steps = (state.steps + 1) % self.steps_between_updates()
+        return ShampooState(statistic, jax.tree.unflatten(treedef, roots), steps)
 
     def keep_if(self, good: jax.Array, new: ShampooState, old: ShampooState) -> ShampooState:
         """The state after a step; if it is undone, with H and the step count of ``old``.
@@ -187,16 +185,17 @@ class Shampoo(Metric):
             (a + (n if n.ndim == 1 else jnp.eye(n.shape[-1]) * n[..., None])).astype(a.dtype)
             for a, n in zip(axes, noise, strict=True)
         ]
-        fields = _as_fields(treedef, _renewed(axes, powers, _as_roots(state)))
-        return state._replace(statistic=jax.tree.unflatten(treedef, axes), **fields)
+        roots = _renewed(axes, powers, _pairs(state.roots))
+        unflatten = functools.partial(jax.tree.unflatten, treedef)
+        return ShampooState(unflatten(axes), unflatten(roots), state.steps)
 
     def apply_inverse(self, state: ShampooState, vector: PyTree) -> PyTree:
         """A x, one product with a small matrix for each axis."""
-        return self._multiply(state.inverse, vector)
+        return self._multiply(state, vector, 0)
 
     def apply_inverse_sqrt(self, state: ShampooState, vector: PyTree) -> PyTree:
         """A^{1/2} x, one product with a small matrix for each axis."""
-        return self._multiply(state.inverse_sqrt, vector)
+        return self._multiply(state, vector, 1)
 
     def _cut(self, x: Any) -> Blocks:
         return _blocks_of(tuple(x.shape), self.block_size, self.vector)
@@ -206,31 +205,26 @@ class Shampoo(Metric):
         cuts = [self._cut(x) for x in jax.tree.leaves(tree)]
         return [0.5 / len(cut.sizes) for cut in cuts for _ in cut.sizes]
 
-    def _multiply(self, factors: PyTree, vector: PyTree) -> PyTree:
-        """The product with Kronecker factors."""
+    def _multiply(self, state: ShampooState, vector: PyTree, which: int) -> PyTree:
+        """The product with Kronecker factors, the first or second of each pair of roots."""
 
-        def of_site(x: jax.Array, roots: Arrays) -> jax.Array:
+        def of_site(x: jax.Array, roots: tuple[Roots, ...]) -> jax.Array:
             cut = self._cut(x)
             if cut.diagonal:
-                return x * roots[0].reshape(cut.shape)
+                return x * roots[0][which].reshape(cut.shape)
             if not cut.sizes:
                 return x
             blocks = cut.split(x)
             for axis, root in enumerate(roots, 1):
-                blocks = _product(root, blocks, axis)
+                blocks = _product(root[which], blocks, axis)
             return cut.join(blocks)
 
-        return jax.tree.map(of_site, vector, factors)
+        return jax.tree.map(of_site, vector, state.roots)
 
 
-def _as_roots(state: ShampooState) -> list[Roots]:
-    return list(zip(*map(jax.tree.leaves, (state.inverse, state.inverse_sqrt)), strict=True))
-
-
-def _as_fields(treedef: Any, roots: list[Roots]) -> dict[str, PyTree]:
-    inverse, inverse_sqrt = ([pair[k] for pair in roots] for k in (0, 1))
-    unflatten = treedef.unflatten
-    return {"inverse": unflatten(inverse), "inverse_sqrt": unflatten(inverse_sqrt)}
+def _pairs(roots: PyTree) -> list[Roots]:
+    found = jax.tree.leaves(roots)
+    return list(zip(found[::2], found[1::2], strict=True))
 
 
 # --- blocks
@@ -318,26 +312,16 @@ def _ridge(dtype: Any) -> float:
     return 1e-12 if jnp.dtype(dtype) == jnp.float64 else 1e-6
 
 
-def _diagonal_like(axis: Any, value: float) -> jax.Array:
-    """``value`` times the identity in the shape of an axis."""
+def _identity_like(axis: Any) -> jax.Array:
+    """The identity in the shape of an axis."""
     if len(axis.shape) == 1:
-        return jnp.full(axis.shape, value, axis.dtype)
-    return jnp.broadcast_to(value * jnp.eye(axis.shape[-1], dtype=axis.dtype), axis.shape)
+        return jnp.ones(axis.shape, axis.dtype)
+    return jnp.broadcast_to(jnp.eye(axis.shape[-1], dtype=axis.dtype), axis.shape)
 
 
 def _compose(basis: jax.Array, spectrum: jax.Array) -> jax.Array:
     """The matrices with these eigenvectors and eigenvalues."""
     return jnp.matmul(basis * spectrum[..., None, :], basis.mT, precision=HIGHEST)
-
-
-def _roots_at_start(statistic: list[jax.Array], eps: float, powers: list[float]) -> list[Roots]:
-    """Roots of eps I."""
-
-    def of_axis(h: jax.Array, p: float) -> Roots:
-        w = eps * (1 + _ridge(h.dtype))
-        return _diagonal_like(h, w**-p), _diagonal_like(h, w ** (-p / 2))
-
-    return list(map(of_axis, statistic, powers))
 
 
 def _renewed(statistic: list[jax.Array], powers: list[float], old: list[Roots]) -> list[Roots]:
