@@ -135,18 +135,22 @@ class MeshRows:
     def _gathered(self, i: jax.Array) -> jax.Array:
         parts = self.blocks.shape[0]
         rows, before = _shares(self.num_rows, parts)
+        words = self.dtype
+        if jnp.issubdtype(words, jnp.floating) or words.kind == "b":
+            # integers, whose sum with zeros is exact, also for -0 and NaN
+            words = np.dtype(f"u{words.itemsize}")
 
         def of_one(block: jax.Array, k: jax.Array) -> jax.Array:
             place = i - (k * rows).astype(i.dtype)
             mine = (place >= 0) & (place < rows)
-            taken = _words_of(block[before + jnp.clip(place, 0, rows - 1)])
+            taken = block[before + jnp.clip(place, 0, rows - 1)].view(words)
             return jnp.where(mine.reshape(-1, *[1] * (taken.ndim - 1)), taken, 0)
 
         found = jax.vmap(of_one)(self.blocks, jnp.arange(parts))
         found = found.sum(0, dtype=found.dtype)
         if i.shape[0] % parts == 0:
             found = self._shared_out(found)
-        return _from_words_of(found, self.dtype)
+        return found.view(self.dtype)
 
     def _in_place(self, i: jax.Array) -> jax.Array:
         """Rows that are already on their devices, in the order of the devices."""
@@ -232,19 +236,3 @@ def _shares(num_rows: int, parts: int) -> tuple[int, int]:
     """Number of rows in each part, and of rows from the part before that each part repeats."""
     rows = -(-num_rows // parts)
     return rows, (parts - 1) * rows - (parts - 1) * num_rows // parts
-
-
-def _words_of(x: jax.Array) -> jax.Array:
-    """Entries as integers, whose sum with zeros is exact, also for -0 and NaN."""
-    if jnp.issubdtype(x.dtype, jnp.bool_):
-        return x.astype(jnp.uint8)
-    if jnp.issubdtype(x.dtype, jnp.floating):
-        return lax.bitcast_convert_type(x, jnp.dtype(f"u{x.dtype.itemsize}"))
-    return x
-
-
-def _from_words_of(found: jax.Array, dtype: Any) -> jax.Array:
-    """The inverse of `_words_of`."""
-    if jnp.issubdtype(dtype, jnp.bool_):
-        return found.astype(bool)
-    return found if found.dtype == dtype else lax.bitcast_convert_type(found, dtype)
