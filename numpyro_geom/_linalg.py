@@ -36,7 +36,7 @@ def wait_for(x: Array, done: Array) -> Array:
 @jax.custom_jvp
 def log_abs_det(matrix: Array) -> Array:
     """Log of the absolute determinant of a square matrix."""
-    return one_by_one(_log_abs_det)(matrix)
+    return one_by_one(lambda x: jnp.linalg.slogdet(x)[1])(matrix)
 
 
 @log_abs_det.defjvp
@@ -135,10 +135,6 @@ def _symmetric_roots(matrix: Array) -> tuple[Array, Array]:
     least = matrix.shape[0] * jnp.finfo(values.dtype).eps * jnp.max(values)
     values = jnp.sqrt(jnp.maximum(values, least))
     return matmul(vectors * values, vectors.T), matmul(vectors / values, vectors.T)
-
-
-def _log_abs_det(matrix: Array) -> Array:
-    return jnp.linalg.slogdet(matrix)[1]
 
 
 def one_by_one(fn: Callable[..., Any]) -> Callable[..., Any]:

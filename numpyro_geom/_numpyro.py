@@ -8,19 +8,12 @@ from typing import Any
 
 from numpyro import distributions as dist
 from numpyro.infer import MCMC
-from numpyro.infer.util import _unconstrain_reparam as unconstrained_value
+from numpyro.infer.util import _unconstrain_reparam
 
 from ._util import PyTree
 
-__all__ = [
-    "arguments_of",
-    "fields_of",
-    "holding",
-    "states_of",
-    "traces_arguments",
-    "unconstrained_value",
-    "validates",
-]
+unconstrained_value = _unconstrain_reparam
+"""The value of a site, from unconstrained values of all sites."""
 
 
 def validates() -> bool:

@@ -319,15 +319,15 @@ def test_the_structure_of_a_linear_model_with_a_known_scale_is_found() -> None:
 
 def test_conjugate_gradients_solve_as_cholesky_does() -> None:
     s = setting(softmax, inputs()[:2], classes()[:2])  # 12 dimensions, 6 to 8 outputs
-    posterior = s.posterior.replace(diagonal_prior=True)
+    posterior = dataclasses.replace(s.posterior, diagonal_prior=True)
     b = random.normal(random.key(4), s.theta.shape)
     exact = np.linalg.solve(metric_of(s).dense(s.theta), b)
 
     @functools.partial(jax.jit, static_argnums=0)
     def solve(solver: str, theta: jax.Array, b: jax.Array) -> jax.Array:
         settings = dataclasses.replace(posterior.settings, solver=solver)
-        metric = fisher_metric(posterior.replace(settings=settings), theta + 0.1)
-        return metric.solver(theta)(b)
+        chosen = dataclasses.replace(posterior, settings=settings)
+        return fisher_metric(chosen, theta + 0.1).solver(theta)(b)
 
     for solver in ("cholesky", "cg"):
         np.testing.assert_allclose(solve(solver, s.theta, b), exact, rtol=1e-7, atol=1e-9)

@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import Any, Literal, Self
@@ -501,7 +502,7 @@ class RiemannianLaplace(AutoContinuous):
         self._data = model
         posterior = self._posterior({}, model)
         with handlers.block(), at_once():
-            posterior = posterior.replace(lanes=num_lanes(posterior, self._init_latent))
+            posterior = replace(posterior, lanes=num_lanes(posterior, self._init_latent))
             if self._layout is None:
                 posterior = learn(posterior, self._init_latent)
         learned = ("structure", "diagonal_prior", "lanes")

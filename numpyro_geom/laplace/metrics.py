@@ -7,6 +7,7 @@ metrics as geodesics need them. Last the choice for a guide's settings.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -314,7 +315,7 @@ def learn(posterior: FlatPosterior, start: Flat) -> FlatPosterior:
             "mode='euclidean'"
         )
     structure = forms.learn_structure(model, position)
-    posterior = posterior.replace(structure=structure)
+    posterior = replace(posterior, structure=structure)
     if posterior.num_outputs == 0 and posterior.settings.metric == "fisher":
         raise ValueError(
             "the model has no observed site with a distribution (numpyro.factor has none), and "
@@ -322,7 +323,7 @@ def learn(posterior: FlatPosterior, start: Flat) -> FlatPosterior:
             "`numpyro.sample(..., obs=data)`. Pass the data, metric='euclidean', or a function of "
             "the position that returns your metric"
         )
-    return posterior.replace(diagonal_prior=_is_diagonal(posterior, start))
+    return replace(posterior, diagonal_prior=_is_diagonal(posterior, start))
 
 
 def _is_diagonal(posterior: FlatPosterior, start: Flat) -> bool:

@@ -166,10 +166,6 @@ class FlatPosterior:
     diagonal_prior: bool = False
     lanes: int = LANES
 
-    def replace(self, **values: Any) -> FlatPosterior:
-        """The posterior with other values of some attributes."""
-        return dataclasses.replace(self, **values)
-
     def energy(self, flat: Flat) -> jax.Array:
         """U in nats, of all rows."""
         position = self.unravel(flat)
