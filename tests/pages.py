@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import io
 import linecache
 import re
@@ -93,6 +94,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put what is printed into the pages")
     options = parser.parse_args()
     wrong = []
+    gc.set_threshold(50_000)  # as in the tests
     for path in map(Path.resolve, options.pages):
         start = time.process_time()
         text = path.read_text()
