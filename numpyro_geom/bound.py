@@ -57,6 +57,7 @@ class Bound:
         choice: the choice that was made.
         point: the position of a model without free parameters. Chains then sample a hidden
             standard normal number instead.
+        num_warmup: draws of warm-up from which automatic settings follow.
     """
 
     settings: Settings
@@ -64,6 +65,7 @@ class Bound:
     undecided: tuple[str, ...] = ()
     choice: Choice | None = None
     point: PyTree = None
+    num_warmup: int = 0
 
     @property
     def plan(self) -> Subsampling | None:
@@ -168,7 +170,7 @@ def bind(
             does not fit the model.
         TypeError: for positions that are not floating point.
     """
-    bound, position, rows = Bound(settings), init_params, None
+    bound, position, rows = Bound(settings, num_warmup=num_warmup), init_params, None
     batched = not is_prng_key(rng_key)
     if settings.model is not None:
         model, rows = _planned(settings, args, kwargs, num_warmup)
@@ -179,7 +181,7 @@ def bind(
             settings.init_strategy,
             batched=batched,
         )
-        bound = Bound(settings, model)
+        bound = dataclasses.replace(bound, model=model)
     elif not tree_size(init_params):
         raise ValueError(
             "init_params is needed with potential_fn: pass "

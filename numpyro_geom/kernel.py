@@ -9,11 +9,8 @@ its arguments (`numpyro_geom.bound`) and starts the chains. ``sample`` takes the
 from __future__ import annotations
 
 import inspect
-import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from importlib import import_module
 from operator import is_
@@ -21,10 +18,11 @@ from types import MappingProxyType
 from typing import Any, NoReturn, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from numpyro import util
+from numpyro.infer import mcmc
 from numpyro.infer.mcmc import MCMC, MCMCKernel
-from numpyro.util import is_prng_key
+from numpyro.util import is_prng_key, tqdm
 
 from . import _random
 from ._checks import (
@@ -52,7 +50,7 @@ from .chain import (
 from .model.arguments import differentiated, on_device
 from .model.bad_rows import check_finite, fault_at
 from .model.centring import Shares
-from .model.jaxprs import compiled, lean_options
+from .model.jaxprs import compiled, program
 from .model.minibatch import AllRows
 from .model.start import check_lanes, init_to_draws
 from .sampling.algorithm import Algorithm
@@ -199,13 +197,12 @@ class SGKernel(MCMCKernel):
         check_keys("rng_key", rng_key)
         given = jax.tree.flatten((model_args, model_kwargs))
         args, kwargs = on_device(model_args, model_kwargs)
-        self._check_names(args, kwargs)
         single = is_prng_key(rng_key)
         split = _random.split if single else jax.vmap(_random.split, out_axes=1)
         key_state, key_model = compiled(lambda key: tuple(split(key)), rng_key)
         earlier: Any = self._earlier() if init_params is None else None
-        # settings that follow from a warm-up are those of the earlier run
-        warmup = num_warmup if earlier is None else earlier.num_warmup
+        # settings that follow from a warm-up are those of the run that has learned them
+        warmup = num_warmup if earlier is None else earlier.sampler.bound.num_warmup
         trajectory = self.algorithm(self._settings).trajectory
         bound, position = bind(
             self._settings, key_model, warmup, init_params, args, kwargs, trajectory=trajectory
@@ -218,7 +215,9 @@ class SGKernel(MCMCKernel):
             _check_start(taken, state)
             return self._started(taken, state, given)
         # what another chain has learned from the same arguments
-        known = self.bound if _is_same(self._given, given) else Bound(self._settings)
+        last = self._given
+        same = last is not None and last[1] == given[1] and all(map(is_, last[0], given[0]))
+        known = self.bound if same else Bound(self._settings)
         if known.shares and init_params is None:
             bound = bound.with_shares(known.shares)
         if num_warmup == 0 and self.settings.schedule is None:
@@ -281,23 +280,6 @@ class SGKernel(MCMCKernel):
             return None
         same = old.replace(model=self._settings.model, init_strategy=given).settings
         return run if same == self._settings else None
-
-    def _check_names(self, args: tuple, kwargs: dict) -> None:
-        """Raise for an argument of the model that is a setting of the kernel."""
-        own = [name for name in kwargs if name in inspect.signature(type(self)).parameters]
-        if not own or self.settings.model is None:
-            return
-        try:
-            inspect.signature(self.settings.model).bind(*args, **kwargs)
-        except TypeError as error:
-            kernel = type(self).__name__
-            raise TypeError(
-                f"the model has no argument {own[0]!r}, which is a setting of the kernel: expected "
-                f"{kernel}(model, {own[0]}=...) and mcmc.run(rng_key, ...) with the model's "
-                "arguments alone"
-            ) from error
-        except ValueError:  # there is no signature
-            return
 
     def sample(self, state: SGState, model_args: tuple, model_kwargs: dict | None) -> SGState:
         """Take ``num_steps`` stochastic-gradient steps and return the next state."""
@@ -370,62 +352,64 @@ def _moved(bound: Bound, position: PyTree, *, single: bool) -> PyTree:
     return compiled(move if single else jax.vmap(move), position)
 
 
-def _is_same(given: tuple | None, other: tuple) -> bool:
-    """Whether two flattened pytrees of arguments hold the same objects."""
-    return given is not None and given[1] == other[1] and all(map(is_, given[0], other[0]))
-
-
 def _watch_runs() -> None:
-    """Let `MCMC.run` compile the loops of this package's kernels faster, and look at their draws.
+    """Let NumPyro compile the loops of this package's kernels faster, and look at their draws.
 
     NumPyro calls nothing at the end of a run, and a kernel cannot choose how its loop is compiled.
-    This is the only function of NumPyro that is replaced, when the first kernel is made. For other
-    kernels it does what it did.
+    `MCMC.run` and its loop are all that is replaced, when the first kernel is made. For other
+    kernels they do what they did.
     """
-    run = MCMC.run
+    run, collect = MCMC.run, mcmc.fori_collect
     if hasattr(run, "watches"):
         return
 
     @wraps(run)
     def watched(self: MCMC, *args: Any, **kwargs: Any) -> None:
-        if not isinstance(self.sampler, SGKernel):
-            run(self, *args, **kwargs)
-            return
-        with _lean_loops():
-            run(self, *args, **kwargs)
-        # by name, because reports are above kernels
-        import_module("numpyro_geom.diagnostics.inference_data").after_run(self)
+        run(self, *args, **kwargs)
+        if isinstance(self.sampler, SGKernel):
+            # by name, because reports are above kernels
+            import_module("numpyro_geom.diagnostics.inference_data").after_run(self)
+
+    @wraps(collect)
+    def collected(lower: int, upper: int, body: Any, state: Any, **options: Any) -> tuple:
+        kernel = getattr(body, "keywords", {}).get("sampler")
+        if not isinstance(kernel, SGKernel) or in_trace(state):
+            return collect(lower, upper, body, state, **options)
+        transform, thinning = options["transform"], options["thinning"]
+        size = options["collection_size"]
+        size = (upper - lower) // thinning if size is None else size
+        one = jax.eval_shape(transform, state)
+        kept = compiled(lambda: jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), one))
+        start = lower + (upper - lower) % thinning
+        turns = _turns(body, transform, start, thinning, kept, state)
+        if not options["progbar"]:
+            return turns(0, upper, kept, state)
+        with tqdm.trange(upper, miniters=max(1, upper // 20)) as bar:
+            for k in bar:
+                kept, state = turns(k, k + 1, kept, state)
+                bar.set_description(options["progbar_desc"](k), refresh=False)
+                bar.set_postfix_str(options["diagnostics_fn"](state), refresh=False)
+        return kept, state
 
     watched.watches = True  # type: ignore[attr-defined]
-    MCMC.run = watched
+    MCMC.run, mcmc.fori_collect = watched, collected
 
 
-_lean: ContextVar[bool] = ContextVar("lean", default=False)
-_lock = threading.Lock()
-_replaced: list[Callable] = []  # NumPyro's `maybe_jit`, once for each run in progress
+def _turns(body: Any, transform: Any, start: int, thinning: int, *like: PyTree) -> Callable:
+    """A program of some turns of NumPyro's loop, from the first draw that is kept."""
 
+    def turns(first: Any, last: Any, *carry: PyTree) -> tuple:
+        def turn(k: Any, carry: tuple) -> tuple:
+            kept, state = carry[0], body(carry[1])
+            row = jnp.maximum((k - start) // thinning, 0)  # what comes before a row is replaced
+            return jax.tree.map(lambda x, new: x.at[row].set(new), kept, transform(state)), state
 
-@contextmanager
-def _lean_loops() -> Iterator[None]:
-    """A context in which NumPyro's loops of this thread are compiled with `lean_options`."""
+        return jax.lax.fori_loop(first, last, turn, carry)
 
-    def lean_jit(fn: Callable, *args: Any, **kwargs: Any) -> Callable:
-        inner = jit(fn, *args, **kwargs)
-        if not _lean.get():
-            return inner
-        outer = jit(fn, *args, compiler_options=lean_options(), **kwargs)
-        return lambda *values: (inner if in_trace(values) else outer)(*values)
-
-    with _lock:
-        jit = _replaced[0] if _replaced else util.maybe_jit
-        _replaced.append(jit)
-        util.maybe_jit = lean_jit
-    token = _lean.set(True)
-    try:
-        yield
-    finally:
-        _lean.reset(token)
-        with _lock:
-            _replaced.pop()
-            if not _replaced:
-                util.maybe_jit = jit
+    leaves, tree = jax.tree.flatten(like)
+    shapes = [(jax.typeof(x), getattr(x, "sharding", None)) for x in leaves]
+    known = vars(body).setdefault("programs", {})  # for another run of the same `MCMC`
+    key = transform, start, thinning, tree, *shapes
+    if key not in known:
+        known[key] = program(turns, 0, 0, *like, donated=(2,))
+    return known[key]

@@ -218,7 +218,7 @@ def few_rows(X: jax.Array, y: jax.Array) -> None:
 def test_other_data_of_the_same_shapes_compile_nothing(
     batch_size: int | None, missed: Callable[[], int]
 ) -> None:
-    """With a cache on disk; `jit_model_args` makes data inputs of NumPyro's loop."""
+    """With a cache on disk: data are inputs of all programs."""
     found = []
     for seed in (0, 1):
         _programs._programs.clear()
@@ -229,7 +229,7 @@ def test_other_data_of_the_same_shapes_compile_nothing(
         chain = {"num_warmup": 8, "num_samples": 4, "progress_bar": False}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SamplingWarning)
-            MCMC(kernel, jit_model_args=True, **chain).run(jax.random.key(seed), X, y)
+            MCMC(kernel, **chain).run(jax.random.key(seed), X, y)
         found.append(missed())
     assert found[0] > 10
     assert found[1] == 0

@@ -299,11 +299,14 @@ def test_labels_outside_of_the_support_are_told_by_row() -> None:
         SGRLD(model).init(random.key(0), 10, None, (X, one), {})
 
 
-def test_settings_of_the_kernel_are_no_arguments_of_the_model() -> None:
-    mcmc = MCMC(SGRLD(shaped), num_warmup=10, num_samples=10, progress_bar=False)
-    match = r"no argument 'batch_size', which is a setting of the kernel.*SGRLD\(model, batch_size"
-    with pytest.raises(TypeError, match=match):
-        mcmc.run(random.key(0), Y, batch_size=100)
+@pytest.mark.parametrize(
+    ("args", "kwargs", "what"),
+    [((Y,), {"batch_size": 9}, "an unexpected keyword argument 'batch_size'.* settings in SGHMC"),
+     ((), {}, "missing a required argument: 'y'"), ((Y, -1, Y), {}, "too many positional")],
+)  # fmt: skip
+def test_arguments_that_do_not_fit_the_model(args: tuple, kwargs: dict, what: str) -> None:
+    with pytest.raises(TypeError, match=f"the arguments do not fit the model: .*{what}"):
+        SGRLD(shaped).init(random.key(0), 10, None, args, kwargs)
 
 
 def test_many_rows_without_a_plate_are_told_what_a_plate_gains() -> None:

@@ -78,6 +78,11 @@ def test_new_rows_without_any_warmup() -> None:
     before = np.linalg.solve(np.eye(3) + X[:ROWS].T @ X[:ROWS], X[:ROWS].T @ y[:ROWS])
     assert np.abs(before - mean).max() > 0.2 * sd.max()
 
+    # and the month after
+    third = SGHMC(linear, init_strategy=init_to_draws(again))
+    state = third.init(random.split(random.key(5), 2), 0, None, (X, y), {})
+    assert set(np.asarray(state.step_size)) <= set(np.asarray(new.step_size))
+
 
 SCALES = {
     "any direction": (SGHMC(linear), linear_data(ROWS), linear_data(ROWS + NEW)),

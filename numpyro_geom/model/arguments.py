@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import jax
@@ -100,10 +100,18 @@ def reads_values(run: Callable, args: tuple, kwargs: dict) -> bool:
 
 @contextmanager
 def explained(model: Callable, args: tuple, kwargs: dict) -> Iterator[None]:
-    """Name the arguments that JAX cannot use if the model fails by a type or an attribute."""
+    """Name the arguments that do not fit if the model fails by a type or an attribute."""
     try:
         yield
     except (AttributeError, TypeError, ValueError) as error:
+        with suppress(ValueError):  # a model without a signature
+            try:
+                inspect.signature(model).bind(*args, **kwargs)
+            except TypeError as misfit:
+                raise TypeError(
+                    f"the arguments do not fit the model: {misfit}. Expected the model's alone, as "
+                    "in mcmc.run(rng_key, X, y), and settings in SGHMC(model, batch_size=...)"
+                ) from error
         unusable = [
             f"{name!r} is a {_kind(x)}" for name, x in _named(model, args, kwargs) if not _fits(x)
         ]

@@ -203,31 +203,34 @@ def compiled(fn: Callable, *args: PyTree) -> PyTree:
     return fn(*args) if in_trace(args) else program(fn, *args)(*args)
 
 
-def program(fn: Callable, *args: PyTree) -> Callable:
-    """The program of `compiled`, for values of the shapes and dtypes of ``args``."""
+def program(fn: Callable, *args: PyTree, donated: tuple[int, ...] = ()) -> Callable:
+    """The program of `compiled`, for values of the shapes and dtypes of ``args``.
+
+    It may overwrite the ``donated`` ones, as a loop over draws does: this is optimised.
+    """
     traced, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
     treedef = jax.tree.structure(shape)
 
-    def run(consts: list, args: tuple) -> PyTree:
+    def run(consts: list, *args: PyTree) -> PyTree:
         flat = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, consts))(*jax.tree.leaves(args))
         return jax.tree.unflatten(treedef, flat)
 
-    inputs = traced.consts, args
-    lowered = jax.jit(run, keep_unused=True).lower(*inputs)  # the text then has all inputs
-    text = lowered.as_text()
+    inputs, numbers = (traced.consts, *args), [k + 1 for k in donated]
+    lowered = jax.jit(run, keep_unused=True, donate_argnums=numbers).lower(*inputs)
+    text = lowered.as_text()  # with all inputs
     # within pmap, values belong to its mesh
     places = [getattr(x, "sharding", None) for x in jax.tree.leaves(inputs)]
     where = jax.config.jax_default_device, jax.sharding.get_abstract_mesh()  # type: ignore
     key = hashlib.sha256(text.encode()).digest(), lowered.in_tree, treedef, *places, *where
     found = _programs.pop(key, None)
     if found is None:
-        quick = work(traced.jaxpr, LEAST_TURNS) < MUCH_WORK * length(traced.jaxpr)
-        found = lowered.compile(compiler_options=lean_options(quick))
+        little = work(traced.jaxpr, LEAST_TURNS) < MUCH_WORK * length(traced.jaxpr)
+        found = lowered.compile(compiler_options=lean_options(little and not donated))
     if "callback" not in text:  # otherwise functions on the host may differ
         _programs[key] = found  # the last one used is the last one
         if len(_programs) > MOST_PROGRAMS:
             del _programs[next(iter(_programs))]
-    return lambda *args: found(traced.consts, args)
+    return lambda *args: found(traced.consts, *args)
 
 
 @cache

@@ -179,6 +179,7 @@ def find_start(
             init_strategy=strategy,
             model_args=args,
             model_kwargs=kwargs,
+            validate_grad=not isinstance(init_strategy, init_to_draws),
         )
         replays = getattr(info.postprocess_fn, "func", None) is not transform_fn
         found = info.param_info
