@@ -32,7 +32,7 @@ from numpyro.distributions.transforms import OrderedTransform
 from numpyro.infer import MCMC, NUTS
 from scipy.stats import norm
 
-from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, RiemannianLaplace
+from numpyro_geom import GGMC, SGHMC, SGNHT, SGRLD, Microcanonical, RiemannianLaplace
 from numpyro_geom.diagnostics import calibrate
 
 TABLE = TABLES / "calibration.md"
@@ -51,6 +51,7 @@ METHODS: dict[str, Callable[[Callable], Any]] = {
     "GGMC": lambda model: GGMC(model),
     "SGRLD": lambda model: SGRLD(model),
     "SGNHT": lambda model: SGNHT(model),
+    "Microcanonical": lambda model: Microcanonical(model),
     "guide": lambda model: RiemannianLaplace(model),
     "temperature 1.3": lambda model: SGHMC(model, temperature=1.3),
 }
