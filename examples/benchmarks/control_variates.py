@@ -1,8 +1,7 @@
 """Gain of a control variate and a momentum on large tables, beside HMCECS and NUTS.
 
 Logistic regression on generated rows, timed as in `rivals.py`, which has the same columns of
-methods. Prints Markdown tables and writes them to docs/tables/control_variates.md; about a quarter
-of an hour. ``--small`` is a quick look.
+methods. Writes docs/tables/control_variates.md, in about a quarter of an hour.
 """
 
 from __future__ import annotations
@@ -94,13 +93,9 @@ def table(num_rows: int, seconds: float) -> str:
 def main() -> None:
     """Run all parts."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--small", action="store_true")
     parser.add_argument("--seconds", type=float, default=25.0, help="of sampling, at least")
-    options = parser.parse_args()
-    sizes = (5_000,) if options.small else (100_000, 1_000_000)
-    text = "\n".join(table(n, 1.0 if options.small else options.seconds) for n in sizes)
-    if not options.small:
-        TABLE.write_text(text)
+    seconds = parser.parse_args().seconds
+    TABLE.write_text("\n".join(table(rows, seconds) for rows in (100_000, 1_000_000)))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ TABLE = TABLES / "scale.md"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=20_000)
-    parser.add_argument("--no-table", action="store_true", help="print only")
     arguments = parser.parse_args()
     X, y = rows(arguments.rows)
     mean, precision = laplace(X, y)
@@ -65,8 +64,7 @@ def main() -> None:
     )
     text = "\n".join([about, *lines, ""])
     print(text)
-    if not arguments.no_table:
-        TABLE.write_text(text)
+    TABLE.write_text(text)
 
 
 if __name__ == "__main__":

@@ -447,7 +447,6 @@ def main() -> None:
     parser.add_argument("--cache", type=Path)
     parser.add_argument("--again", action="store_true", help="run also what the cache has")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--no-table", action="store_true", help="print only")
     options = parser.parse_args()
     done: dict[str, Any] = {}
     if options.cache is not None and options.cache.exists():
@@ -471,8 +470,7 @@ def main() -> None:
                 options.cache.write_text(json.dumps(done))
     text = HEADER + "\n" + table(done)
     print(text)
-    if not options.no_table:
-        TABLE.write_text(text)
+    TABLE.write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,10 @@
 """Time and memory of a stochastic-gradient step, as ratios measured side by side in one run.
 
-Prints Markdown tables and writes them to docs/tables/speed.md and momentum.md. ``--small`` is a
-quick look.
+Prints Markdown tables and writes them to docs/tables/speed.md and momentum.md.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -60,7 +58,7 @@ def logistic_rows(num_rows: int, num_columns: int) -> tuple:
     return X, y
 
 
-def logistic_table(small: bool) -> str:
+def logistic_table() -> str:
     """Our loop against hand-written loops, blackjax, and NumPyro's subsampling."""
     import blackjax
 
@@ -108,7 +106,7 @@ def logistic_table(small: bool) -> str:
             "blackjax.sgld in lax.scan": loop(blackjax_step),
             "NumPyro's own plate subsampling": loop(numpyro_step),
         },
-        5 if small else 60,
+        60,
     )
     ours = times["SGRLD, identity metric"]
     lines = ["Logistic regression, 100,000 x 50, batch 256, float32, 100 steps per call.", ""]
@@ -127,7 +125,7 @@ def ratios(times: dict[str, float], per: int, unit: float, titles: tuple[str, st
     return "\n".join(head(*titles) + lines)
 
 
-def momentum_table(small: bool) -> str:
+def momentum_table() -> str:
     """Kernels with a momentum against SGRLD and against blackjax."""
     import blackjax
 
@@ -141,7 +139,7 @@ def momentum_table(small: bool) -> str:
             "SGHMC": sampler(SGHMC(logistic, friction=1.0, **fixed), X, y),
             "SGNHT": sampler(SGNHT(logistic, friction=1.0, **fixed), X, y),
         },
-        5 if small else 60,
+        60,
     )
     head = "Logistic regression, 100,000 x 50, batch 256, float32, 100 steps per call."
     titles = ("kernel", "microseconds per step", "over SGRLD")
@@ -164,7 +162,7 @@ def momentum_table(small: bool) -> str:
             "blackjax.sghmc": lambda: run(jnp.zeros(num_columns)),
             "SGHMC": sampler(SGHMC(logistic, friction=1.0, **whole), few_X, few_y),
         },
-        5 if small else 60,
+        60,
     )
     head = "The same on 256 rows, all of them at every step, 100 steps per call."
     titles = ("kernel", "microseconds per step", "over blackjax")
@@ -189,9 +187,9 @@ def network(X: Any, y: Any) -> None:
         numpyro.sample("y", dist.Categorical(logits=hidden), obs=y[i])
 
 
-def network_table(small: bool) -> str:
+def network_table() -> str:
     """Metrics and treatments of Gamma against the identity metric."""
-    num_rows, num_steps = (1_000, 20) if small else (20_000, 100)
+    num_rows, num_steps = 20_000, 100
     X = random.uniform(random.key(0), (num_rows, 784))
     y = random.randint(random.key(1), (num_rows,), 0, 10)
 
@@ -206,7 +204,7 @@ def network_table(small: bool) -> str:
         )
         return sampler(kernel, X, y)
 
-    rounds = 2 if small else 5
+    rounds = 5
     metrics = race(
         {
             "identity": make("identity"),
@@ -235,9 +233,9 @@ def network_table(small: bool) -> str:
     return "\n".join(lines)
 
 
-def expansion_table(small: bool) -> str:
+def expansion_table() -> str:
     """Parameter expansion against the same kernel without it."""
-    num_rows, num_steps = (1_000, 5) if small else (20_000, 50)
+    num_rows, num_steps = 20_000, 50
     X = random.uniform(random.key(0), (num_rows, 784))
     y = random.randint(random.key(1), (num_rows,), 0, 10)
 
@@ -263,7 +261,7 @@ def expansion_table(small: bool) -> str:
             "full factors": make(Expanded()),
             "rank 8": make(Expanded(rank=8)),
         },
-        2 if small else 5,
+        5,
     )
     titles = "expansion", "milliseconds per step", "over none"
     return (
@@ -295,20 +293,11 @@ def memory_table() -> str:
 
 def main() -> None:
     """Run all parts."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--small", action="store_true")
-    options = parser.parse_args()
-    parts = [
-        logistic_table(options.small),
-        network_table(options.small),
-        expansion_table(options.small),
-        memory_table(),
-    ]
-    texts = {"speed.md": "\n\n".join(parts), "momentum.md": momentum_table(options.small)}
+    parts = [logistic_table(), network_table(), expansion_table(), memory_table()]
+    texts = {"speed.md": "\n\n".join(parts), "momentum.md": momentum_table()}
     for name, text in texts.items():
         print(text, end="\n\n")
-        if not options.small:
-            (TABLES / name).write_text(text + "\n")
+        (TABLES / name).write_text(text + "\n")
 
 
 if __name__ == "__main__":

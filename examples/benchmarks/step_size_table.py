@@ -57,11 +57,9 @@ def row(title: str, kernel: Any, values: Any, state: Any, mean: Any, sd: Any) ->
 def main() -> None:
     """Run all targets."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--small", action="store_true")
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=[*TARGETS])
     parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=[*KERNELS])
     options = parser.parse_args()
-    small = options.small
     old = TABLE.read_text().splitlines()[2:] if TABLE.exists() else []
     known = {tuple(x.split(" | ")[:2]): x for x in old}
     for target in options.targets:
@@ -70,23 +68,17 @@ def main() -> None:
         for label in options.kernels:
             rows = {} if posterior.batch_size is None else {"batch_size": posterior.batch_size}
             kernel = KERNELS[label](posterior.model, **rows)
-            values, state, _ = P.run_chains(
-                kernel,
-                posterior,
-                num_chains=4 if small else 16,
-                num_warmup=32 if small else 500,
-                num_samples=20 if small else 1000,
-            )
+            lengths = {"num_chains": 16, "num_warmup": 500, "num_samples": 1000}
+            values, state, _ = P.run_chains(kernel, posterior, **lengths)
             title = f"| {posterior.name}", label
             known[title] = row(" | ".join(title), kernel, values, state, mean, sd)
             print(known[title], flush=True)
-    if not small:
-        names = list(dict.fromkeys(name for name, _ in known))
-        lines = [known[n, k] for n in names for k in KERNELS if (n, k) in known]
-        worst = "worst variance ratio (its Monte Carlo error)"
-        titles = "steps per draw", "predicted", worst, "relaxation times", "binds"
-        lines = head("posterior", "kernel", "h", *titles) + lines
-        TABLE.write_text("\n".join(lines) + "\n")
+    names = list(dict.fromkeys(name for name, _ in known))
+    lines = [known[n, k] for n in names for k in KERNELS if (n, k) in known]
+    worst = "worst variance ratio (its Monte Carlo error)"
+    titles = "steps per draw", "predicted", worst, "relaxation times", "binds"
+    lines = head("posterior", "kernel", "h", *titles) + lines
+    TABLE.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
