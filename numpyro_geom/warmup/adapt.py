@@ -336,7 +336,7 @@ def measure_by_energy(
     second_half = jnp.maximum(i - adaptation.num_warmup // 2, 0)
     share = jnp.where(i <= 1, 1, 1 / (2.0 + second_half)).astype(dtype)
     old = adaptation.curvature
-    curvature = old * (1 + share * ((4 * t / h**2 / old) ** 3 - 1)) ** (1 / 3)
+    curvature = old * (1 - share + share * (4 * t / h**2 / old) ** 3) ** (1 / 3)
 
     def force_of(key: jax.Array) -> PyTree:
         return root(jax.grad(potential.energy)(position, potential.draw(key, stream)[0]))
