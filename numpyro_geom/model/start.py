@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -194,7 +195,11 @@ def find_start(
         if batched:  # NumPyro does not tell a strategy which chain it is for
             start = jax.vmap(start, out_axes=(0, 0, None))
     if init_params is None:
-        position, valid, transforms = compiled(start, rng_key)
+        found = None
+        if len(plan.sites) > 16 * len({x.shape for x in plan.sites}):
+            with suppress(RuntimeError):  # alike operations are compiled once, not for each site
+                found = start(rng_key)
+        position, valid, transforms = found or compiled(start, rng_key)
         if not is_traced(valid):
             _check_support(model, rows)
         if not is_traced(valid) and not np.asarray(valid).all():
@@ -202,11 +207,8 @@ def find_start(
             start(rng_key)  # on concrete values, so that NumPyro's errors about the model appear
     else:
         position, _, transforms = jax.eval_shape(start, rng_key)
-        transforms = (
-            compiled(lambda key: start(key)[2], rng_key)
-            if jax.tree.leaves(transforms)
-            else transforms
-        )
+        if jax.tree.leaves(transforms):
+            transforms = compiled(lambda key: start(key)[2], rng_key)
     # arrays in transforms that belong to an outer transformation must not outlive it
     if not replays and not is_traced(transforms):
         model = model.replace(transforms=partial(transform_fn, transforms))
