@@ -367,10 +367,8 @@ def _dense_mass(bound: Bound, position: PyTree, num_warmup: int, moves: bool) ->
         return layout
     size = tree_size(position)
     # a given step size refers to the parameters as they are
-    free = settings.schedule is None and num_warmup > 0
-    if not free or settings.deep:
-        return None
-    if isinstance(settings.metric, BySite):  # one matrix for all would mix the sites
+    free = settings.schedule is None and num_warmup > 0 and not settings.deep
+    if not free or isinstance(settings.metric, BySite):  # one matrix for all would mix the sites
         return None
     if size <= DENSE_LIMIT:
         return True

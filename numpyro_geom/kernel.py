@@ -338,8 +338,7 @@ def _check_start(bound: Bound, state: SGState) -> None:
         z, finite = state.z, np.isfinite(state.potential_energy)
         if finite.ndim:
             z = jax.tree.map(lambda x: x[int(np.argmin(finite))], z)
-        fault = fault_at(model, z)
-        if not fault:
+        if not (fault := fault_at(model, z)):
             raise
         raise ValueError(f"{error}; {fault}") from None
 
@@ -353,11 +352,11 @@ def _moved(bound: Bound, position: PyTree, *, single: bool) -> PyTree:
 
 
 def _watch_runs() -> None:
-    """Let NumPyro compile the loops of this package's kernels faster, and look at their draws.
+    """Run the loops of this package's kernels as programs, and look at their draws.
 
-    NumPyro calls nothing at the end of a run, and a kernel cannot choose how its loop is compiled.
-    `MCMC.run` and its loop are all that is replaced, when the first kernel is made. For other
-    kernels they do what they did.
+    NumPyro calls nothing at the end of a run, and data are constants of its loop. They are inputs
+    of ours, so that other data of the same shapes share the program. `MCMC.run` and its loop are
+    all that is replaced, when the first kernel is made. For other kernels they do what they did.
     """
     run, collect = MCMC.run, mcmc.fori_collect
     if hasattr(run, "watches"):

@@ -14,7 +14,10 @@ from jax import random
 from numpyro import handlers
 from numpyro.infer.util import log_density, potential_energy
 
+from numpyro_geom import SGRLD
+from numpyro_geom.bound import bind
 from numpyro_geom.model import Model, read
+from numpyro_geom.model import start as starts
 from numpyro_geom.model.arguments import HostArray
 
 N = 40
@@ -179,3 +182,26 @@ def test_more_rows_than_32_bits_number_are_refused() -> None:
 
     with pytest.raises(ValueError, match=r"at most 2\^31 - 1 rows.*, got 2147483648 in the plate"):
         read(model, (), {}, batch_size=10)
+
+
+def test_starts_of_many_alike_sites_are_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And they are the same starts."""
+
+    def model() -> None:
+        for k in range(20):
+            numpyro.sample(f"x{k}", dist.Gamma(2, 1))
+
+    programs, compiled = [], starts.compiled
+
+    def recorded(fn: Any, *args: Any) -> Any:
+        programs.append(getattr(fn, "__name__", ""))
+        return compiled(fn, *args)
+
+    monkeypatch.setattr(starts, "compiled", recorded)
+    given = SGRLD(model).settings, random.split(random.key(0), 2), 10, None, (), {}
+    _, one = bind(*given)
+    assert "start" not in programs
+    monkeypatch.setattr(starts, "MANY_ALIKE", 20)
+    _, other = bind(*given)
+    assert "start" in programs
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), one, other)

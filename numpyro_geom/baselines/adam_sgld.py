@@ -16,7 +16,7 @@ from .._util import tree_vdot
 from ..algorithms.langevin import langevin_move
 from ..kernel import PyTree, SGKernel
 from ..model.potential import Potential
-from ..sampling.algorithm import MAX_SETTLING_STEPS, Algorithm, Step, langevin_algorithm
+from ..sampling.algorithm import MAX_NUM_STEPS, Algorithm, Step, langevin_algorithm
 from ..sampling.settings import Settings, positive
 from ..sampling.state import Chain, StepReport
 
@@ -117,7 +117,7 @@ class AdamSGLD(SGKernel):
     def algorithm(self, settings: Settings) -> Algorithm:
         """The algorithm for these settings."""
         memory = 1 / (1 - max(settings.mean_decay, settings.square_decay))
-        settling = min(MAX_SETTLING_STEPS, round(2 * memory))
+        settling = min(MAX_NUM_STEPS, round(2 * memory))
 
         def init(position: PyTree, _: jax.Array) -> AdamState:
             zeros = jax.tree.map(jnp.zeros_like, position)

@@ -30,6 +30,10 @@ from .minibatch import RNG_KEY, SubsamplePlates
 from .model import Model
 from .plates import warn_of_deterministic
 
+MANY_ALIKE = 16
+"""Sites of a shape, on average, above which a start is no program: its operations are compiled once
+for a shape, and a program takes longer for each site."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class init_to_draws:  # noqa: N801, as NumPyro's strategies are called
@@ -196,8 +200,8 @@ def find_start(
             start = jax.vmap(start, out_axes=(0, 0, None))
     if init_params is None:
         found = None
-        if len(plan.sites) > 16 * len({x.shape for x in plan.sites}):
-            with suppress(RuntimeError):  # alike operations are compiled once, not for each site
+        if len(plan.sites) > MANY_ALIKE * len({x.shape for x in plan.sites}):
+            with suppress(RuntimeError):  # no valid start was found; it is told below
                 found = start(rng_key)
         position, valid, transforms = found or compiled(start, rng_key)
         if not is_traced(valid):

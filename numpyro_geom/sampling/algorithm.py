@@ -42,12 +42,11 @@ from .settings import Settings
 from .state import Adaptation, Chain, SGState, StepReport, Target, virial
 
 MAX_NUM_STEPS = 500
-"""Largest number of steps between two draws under ``num_steps="auto"``."""
+"""Largest number of steps between two draws under ``num_steps="auto"``, and of those for which a
+metric's statistics settle before the position moves."""
 TARGET_ACCEPTANCE = 0.574
 GRADIENT_COST = 3
 """Cost of a gradient in evaluations of the energy."""
-MAX_SETTLING_STEPS = 500
-"""Largest number of steps for which a metric's statistics settle before the position moves."""
 
 UNSTABLE_DRIFT = 100.0
 """A drift this many times longer (squared, in the metric) than the noise, and twice as long as one
@@ -288,7 +287,7 @@ def settling_steps(metric: Any) -> int:
     """
     memory = int(2.0 / (1.0 - metric.decay)) if metric.decay > 0 else 1
     interval = 1 if metric.interval is None else metric.interval
-    return min(MAX_SETTLING_STEPS, max(memory, interval + 1))
+    return min(MAX_NUM_STEPS, max(memory, interval + 1))
 
 
 def check_random(settings: Settings, algorithm: Algorithm) -> None:
