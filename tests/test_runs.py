@@ -433,6 +433,19 @@ def cut(path, other):
     path.write_bytes(path.read_bytes()[:-3])
 
 
+def empty(path, other):
+    path.write_bytes(b"")
+
+
+def archive(path, other):
+    np.savez(path, x=np.arange(3))
+
+
+def folder(path, other):
+    path.unlink()
+    path.mkdir()
+
+
 def change(path, other):
     """Other numbers in a file that is sound in itself."""
     with np.load(path) as file:
@@ -469,6 +482,9 @@ def link(path, other):
     [
         (flip, ValueError, "is damaged"),
         (cut, ValueError, "is damaged"),
+        (empty, ValueError, "is damaged"),
+        (archive, ValueError, "is damaged, or no run has made it"),
+        (folder, IsADirectoryError, ""),
         (change, ValueError, "is damaged, or was replaced"),
         (foreign, ValueError, r"a run that differs in: rng_key \(was"),
         (renamed, ValueError, "was renamed from 0000000025.npz"),
@@ -484,7 +500,7 @@ def test_a_bad_file_is_named_and_without_it_the_run_goes_on(tmp_path, damage, er
     damage(path, tmp_path / "other")
     with pytest.raises(error, match=f"{path.name}.*{match}"):
         _ = go(directory).mcmc
-    path.unlink()
+    shutil.move(path, tmp_path / "away")
     told = "0000000065.npz follows a segment that is missing or has changed"
     with warnings.catch_warnings() if step == 95 else pytest.warns(RuntimeWarning, match=told):
         assert_reference(go(directory))
