@@ -201,7 +201,10 @@ def bind(
         position = jnp.zeros(rng_key.shape[:1]) if batched else one
     if bound.model is not None:
         check_rows(bound.model, one)
-        if bound.point is None and _is_deep(bound.model, one):
+        draw, init = bound.model.potential().draw, bound.model.potential().init_stream
+        like, _ = jax.eval_shape(lambda k: draw(k, init(k)), jax.random.key(0))
+        energy = jax.make_jaxpr(bound.model.energy)(one, like).jaxpr
+        if bound.point is None and is_deep(energy):
             bound = dataclasses.replace(bound, settings=settings.with_values(deep=True))
     asked = settings.control_variate in (1, 2)
     if asked and num_warmup == 0:
@@ -225,12 +228,6 @@ def bind(
         found = found.with_values(batch_size=None, control_variate=0, metric=metric)
         undecided = ()
     return dataclasses.replace(bound, settings=found, undecided=undecided), position
-
-
-def _is_deep(model: Model, position: PyTree) -> bool:
-    potential, key = model.potential(), jax.random.key(0)
-    rows, _ = jax.eval_shape(lambda k: potential.draw(k, potential.init_stream(k)), key)
-    return is_deep(jax.make_jaxpr(model.energy)(position, rows).jaxpr)
 
 
 def _planned(settings: Settings, args: tuple, kwargs: dict, num_warmup: int) -> tuple[Model, Any]:

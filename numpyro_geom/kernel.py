@@ -14,15 +14,14 @@ from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from importlib import import_module
 from operator import is_
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType, MethodType
 from typing import Any, NoReturn, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.infer import mcmc
 from numpyro.infer.mcmc import MCMC, MCMCKernel
-from numpyro.util import is_prng_key, tqdm
+from numpyro.util import fori_collect, is_prng_key, tqdm
 
 from . import _random
 from ._checks import (
@@ -354,44 +353,53 @@ def _moved(bound: Bound, position: PyTree, *, single: bool) -> PyTree:
 def _watch_runs() -> None:
     """Run the loops of this package's kernels as programs, and look at their draws.
 
-    NumPyro calls nothing at the end of a run, and data are constants of its loop. They are inputs
-    of ours, so that other data of the same shapes share the program. `MCMC.run` and its loop are
-    all that is replaced, when the first kernel is made. For other kernels they do what they did.
+    NumPyro calls nothing at the end of a run. `MCMC.run` is all that is replaced, when the first
+    kernel is made, and for other kernels it does what it did.
     """
-    run, collect = MCMC.run, mcmc.fori_collect
+    run = MCMC.run
     if hasattr(run, "watches"):
         return
 
     @wraps(run)
     def watched(self: MCMC, *args: Any, **kwargs: Any) -> None:
-        run(self, *args, **kwargs)
-        if isinstance(self.sampler, SGKernel):
-            # by name, because reports are above kernels
+        ours = isinstance(self.sampler, SGKernel)
+        if ours:  # this run has another loop
+            chain = type(self)._single_chain_mcmc
+            names = {**chain.__globals__, "fori_collect": _collect}
+            self._single_chain_mcmc = MethodType(FunctionType(chain.__code__, names), self)
+        try:
+            run(self, *args, **kwargs)
+        finally:
+            vars(self).pop("_single_chain_mcmc", None)
+        if ours:  # by name, because reports are above kernels
             import_module("numpyro_geom.diagnostics.inference_data").after_run(self)
 
-    @wraps(collect)
-    def collected(lower: int, upper: int, body: Any, state: Any, **options: Any) -> tuple:
-        kernel = getattr(body, "keywords", {}).get("sampler")
-        if not isinstance(kernel, SGKernel) or in_trace(state):
-            return collect(lower, upper, body, state, **options)
-        transform, thinning = options["transform"], options["thinning"]
-        size = options["collection_size"]
-        size = (upper - lower) // thinning if size is None else size
-        one = jax.eval_shape(transform, state)
-        kept = compiled(lambda: jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), one))
-        start = lower + (upper - lower) % thinning
-        turns = _turns(body, transform, start, thinning, kept, state)
-        if not options["progbar"]:
-            return turns(0, upper, kept, state)
-        with tqdm.trange(upper, miniters=max(1, upper // 20)) as bar:
-            for k in bar:
-                kept, state = turns(k, k + 1, kept, state)
-                bar.set_description(options["progbar_desc"](k), refresh=False)
-                bar.set_postfix_str(options["diagnostics_fn"](state), refresh=False)
-        return kept, state
-
     watched.watches = True  # type: ignore[attr-defined]
-    MCMC.run, mcmc.fori_collect = watched, collected
+    MCMC.run = watched
+
+
+def _collect(lower: int, upper: int, body: Any, state: Any, **options: Any) -> tuple:
+    """NumPyro's `fori_collect`, but for data that are inputs of the loop and not its constants.
+
+    So other data of the same shapes share the program.
+    """
+    if in_trace(state):
+        return fori_collect(lower, upper, body, state, **options)
+    transform, thinning = options["transform"], options["thinning"]
+    size = options["collection_size"]
+    size = (upper - lower) // thinning if size is None else size
+    one = jax.eval_shape(transform, state)
+    kept = compiled(lambda: jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), one))
+    start = lower + (upper - lower) % thinning
+    turns = _turns(body, transform, start, thinning, kept, state)
+    if not options["progbar"]:
+        return turns(0, upper, kept, state)
+    with tqdm.trange(upper, miniters=max(1, upper // 20)) as bar:
+        for k in bar:
+            kept, state = turns(k, k + 1, kept, state)
+            bar.set_description(options["progbar_desc"](k), refresh=False)
+            bar.set_postfix_str(options["diagnostics_fn"](state), refresh=False)
+    return kept, state
 
 
 def _turns(body: Any, transform: Any, start: int, thinning: int, *like: PyTree) -> Callable:

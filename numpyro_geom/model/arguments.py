@@ -49,7 +49,7 @@ class HostArray(np.ndarray):
 def on_device(args: tuple, kwargs: dict | None) -> tuple[tuple, dict]:
     """Model arguments whose NumPy arrays traced row indices can index."""
     return jax.tree.map(
-        lambda x: HostArray.of(x, jnp.asarray(x)) if _is_plain(x) and not _has_copy(x) else x,
+        lambda x: HostArray.of(x, jnp.asarray(x)) if _is_plain(x) else x,
         (args, kwargs or {}),
     )
 
@@ -155,13 +155,10 @@ def differentiated() -> Iterator[None]:
         raise
 
 
-def _has_copy(x: Any) -> bool:
-    return isinstance(x, HostArray) and x.device_value is not None
-
-
 def _is_plain(x: Any) -> bool:
-    """Whether x is a NumPy array of numbers without a mask."""
-    return isinstance(x, np.ndarray) and x.dtype.kind in "biufc" and not np.ma.isMA(x)
+    """Whether x is a NumPy array of numbers without a mask, and without a copy."""
+    numbers = isinstance(x, np.ndarray) and x.dtype.kind in "biufc" and not np.ma.isMA(x)
+    return numbers and getattr(x, "device_value", None) is None
 
 
 def by_name(model: Callable | None, args: tuple, kwargs: dict) -> dict[str, Any]:

@@ -108,13 +108,10 @@ def _arrays(named: dict[str, Any], kind: Any) -> Iterator[tuple[str, Any]]:
     for root, tree in named.items():
         leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_host_rows)[0]
         for path, leaf in leaves:
-            if _has_rows(leaf) and jnp.issubdtype(leaf.dtype, kind):
-                yield root + jax.tree_util.keystr(path), leaf
-
-
-def _has_rows(x: Any) -> bool:
-    here = getattr(x, "is_fully_addressable", True)  # parts on other processes cannot be read
-    return isinstance(x, (np.ndarray, jax.Array, HostRows)) and len(x.shape) > 0 and here
+            here = getattr(leaf, "is_fully_addressable", True)  # others' parts cannot be read
+            if here and isinstance(leaf, (np.ndarray, jax.Array, HostRows)) and leaf.shape:
+                if jnp.issubdtype(leaf.dtype, kind):
+                    yield root + jax.tree_util.keystr(path), leaf
 
 
 def _bad_rows(array: Any, is_bad: Callable) -> np.ndarray:
