@@ -148,8 +148,9 @@ def tree_scale(factor: Any, tree: PyTree) -> PyTree:
 
 def all_finite(tree: PyTree) -> jax.Array:
     """Whether every entry of every leaf is finite."""
-    # a sum is not finite if an entry is not; this is one fused reduction and not one per leaf
-    return jnp.isfinite(sum((jnp.sum(x * 0) for x in jax.tree.leaves(tree)), jnp.zeros(())))
+    # one row of all scalars and vectors: a sum of many would be fused with each of their inputs
+    parts = [jnp.sum(x * 0) if jnp.ndim(x) > 1 else x for x in jax.tree.leaves(tree)]
+    return jnp.all(jnp.isfinite(jnp.hstack([0.0, *parts])))
 
 
 def key_word(rng_key: jax.Array) -> jax.Array:

@@ -386,8 +386,7 @@ def _collect(lower: int, upper: int, body: Any, state: Any, **options: Any) -> t
     if in_trace(state):
         return fori_collect(lower, upper, body, state, **options)
     transform, thinning = options["transform"], options["thinning"]
-    size = options["collection_size"]
-    size = (upper - lower) // thinning if size is None else size
+    size = options["collection_size"] or (upper - lower) // thinning
     one = jax.eval_shape(transform, state)
     kept = compiled(lambda: jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), one))
     start = lower + (upper - lower) % thinning
@@ -409,7 +408,8 @@ def _turns(body: Any, transform: Any, start: int, thinning: int, *like: PyTree) 
         def turn(k: Any, carry: tuple) -> tuple:
             kept, state = carry[0], body(carry[1])
             row = jnp.maximum((k - start) // thinning, 0)  # what comes before a row is replaced
-            return jax.tree.map(lambda x, new: x.at[row].set(new), kept, transform(state)), state
+            put = partial(jax.lax.dynamic_update_index_in_dim, index=row, axis=0)  # `at` is slower
+            return jax.tree.map(put, kept, transform(state)), state
 
         return jax.lax.fori_loop(first, last, turn, carry)
 
