@@ -203,8 +203,8 @@ def jobs(word: str, given: argparse.Namespace) -> dict[str, Callable]:
             if small:
                 rows[f"{name}, `SGHMC`, 20 + 20"] = default("SGHMC", 20)
                 rows[f"{name}, `SGHMC`, 20 + 20 cycles"] = on(name, in_cycles, 20)
-        if word == "seeds" and name != "bike":
-            rows[name] = on(name, of_keys, 20, 10)
+        if word == "seeds":
+            rows[name] = on(name, of_keys, 5 if name == "bike" else 20, 10)
     for name in ("airfoil", "concrete") if word == "metrics" else ():
         for kernel, metric in itertools.product(("SGHMC", "SGRLD"), METRICS):
             label = f"{name}, {kernel} {metric}"
