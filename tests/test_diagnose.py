@@ -838,6 +838,10 @@ ADVICE: dict[str, tuple[str, dict, dict, str, str]] = {
         *("relaxation", {}, AUTO | SLOW | {"scaled": 1}),
         *("500 times longer: standardise", "dense_mass"),
     ),
+    "hardly moved, low rank": (
+        *("relaxation", {}, AUTO | SLOW | {"scaled": 1, "dense_mass": "low_rank"}),
+        *("use dense_mass=True", "auto"),
+    ),
     "hardly moved, few steps": (
         *("relaxation", {}, AUTO | SLOW | {"num_steps": 1}),
         *("use num_steps='auto', use dense_mass=True", "step_size"),

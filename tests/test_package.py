@@ -10,7 +10,6 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import jax
 import jax.numpy as jnp
-import numpyro
 import pytest
 from numpyro.infer import MCMC, NUTS
 from targets import KERNELS

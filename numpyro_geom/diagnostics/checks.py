@@ -271,8 +271,8 @@ def longer(run: Run) -> str:
         return f"increase num_samples or num_steps, or {OTHER_COORDINATES}"
     times = f"{digits(ENOUGH_RELAXATIONS / spanned)} times " if spanned else "far "
     how = [f"{n}='auto'" for n in ("step_size", "num_steps") if facts.get(n, "auto") != "auto"]
-    if "dense_mass" in facts and not facts.get("scaled"):
-        how.append("dense_mass=True, which learns the posterior's scale")
+    if "dense_mass" in facts and (not facts.get("scaled") or facts["dense_mass"] == "low_rank"):
+        how.append("dense_mass=True, for up to some 2,000 parameters")
     hardly = f"the chain has hardly moved, and a run that is long enough is {times}longer: "
     return f"{condition or hardly}{''.join(f'use {x}, ' for x in how)}{OTHER_COORDINATES}"
 
