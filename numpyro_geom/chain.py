@@ -271,7 +271,7 @@ def init_chain(
         accept_prob=one,
         metric_state=settings.metric.init(start),
         dynamics=algorithm.init(start, key_dynamics),
-        scaled=(),
+        scaled=start if settings.moves_vector else (),
         scale=(),
         centre=start,
         trusted=start,
@@ -380,8 +380,10 @@ def for_new_arguments(bound: Bound, algorithm: Algorithm, state: SGState) -> SGS
         control = replace_anchor(potential, state.control, anchor, state.root)
         state = state._replace(control=control)
     potential = target.with_control(state.control)
-    if state.scale:
-        state = state._replace(scaled=state.scale.from_sites(state.z, state.scaled))
+    if jax.tree.leaves(state.scaled):
+        flat = ravel(state.z)[0]
+        new = state.scale.from_sites(flat, state.scaled) if state.scale else flat
+        state = state._replace(scaled=new)
     batch, _ = potential.draw(random.fold_in(state.rng_key, 1), state.stream)
     energy, grad = jax.value_and_grad(potential.energy)(state.z, batch)
     dtype = state.potential_energy.dtype

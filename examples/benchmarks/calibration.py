@@ -198,7 +198,13 @@ MODELS = {
 }
 
 
-SLOWEST = "hierarchy not centred", "mixture", "random walk", "Gaussian process"
+SLOWEST = (
+    "hierarchy not centred",
+    "hierarchy centred",
+    "mixture",
+    "random walk",
+    "Gaussian process",
+)
 """Models some of whose data sets need long draws. All lanes take as many steps as the slowest."""
 
 

@@ -194,7 +194,7 @@ def trajectory_algorithm(
         propose=lambda *args: _propose(settings, *args),
         draw=_trajectory(settings, target_accept, motion),
         init=lambda position, rng_key: _init(settings, position, rng_key, motion),
-        forget=_forget,
+        forget=lambda x: x._replace(extra=x.extra._replace(known=jnp.zeros_like(x.extra.known))),
         rate=lambda slowest, dynamics: relaxation_rate(slowest, dynamics.friction),
         num_steps=_num_steps,
         observe=lambda adaptation, _: adaptation,
@@ -218,12 +218,6 @@ def _init(settings: Settings, position: PyTree, rng_key: jax.Array, motion: Moti
     )
     extra = GGMCState(zero, zero, jnp.zeros((), bool), one, averaging)
     return init_momentum(settings, position, rng_key, extra, motion)
-
-
-def _forget(dynamics: Momentum) -> Momentum:
-    """The dynamics without the energy of the old model arguments."""
-    extra: GGMCState = dynamics.extra
-    return dynamics._replace(extra=extra._replace(known=jnp.zeros_like(extra.known)))
 
 
 def _propose(
@@ -362,7 +356,7 @@ def _trajectory(settings: Settings, target_accept: float, motion: Motion) -> Dra
             accept_prob=accept_prob,
             metric_state=tree_where(finite, learned, metric_state),
             dynamics=Momentum(momentum, dynamics.friction, extra),
-            scaled=kept if state.scale else (),
+            scaled=kept if jax.tree.leaves(state.scaled) else (),
             trusted=kept,
             stream=stream,
             steps_taken=state.steps_taken + last.astype(jnp.int32),

@@ -436,7 +436,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
             accept_prob=means[0] if algorithm.adjusted else state.accept_prob,
             metric_state=chain.metric_state,
             dynamics=dynamics,
-            scaled=position if state.scale else (),
+            scaled=position if jax.tree.leaves(state.scaled) else (),
             trusted=trusted,
             drift_ratio=drift_ratio,
             retry_factor=retry_factor,

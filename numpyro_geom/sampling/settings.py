@@ -129,7 +129,7 @@ class Settings:
     @property
     def moves_vector(self) -> bool:
         """Whether steps move one vector and not the sites. A vector compiles faster."""
-        return self.scales and isinstance(self.metric, Identity)
+        return (self.scales or self.deep) and isinstance(self.metric, Identity)
 
     @property
     def blocks(self) -> SiteBlocks:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree as ravel
 
 from .._util import PyTree, all_finite, tree_vdot
 from ..model.control_variate import Control, with_control_variate
@@ -131,8 +132,7 @@ class SGState(NamedTuple):
         accept_prob: mean acceptance probability of the last draw's steps (1 if not adjusted).
         metric_state: statistics of the metric.
         dynamics: other state of the algorithm.
-        scaled: the position that steps move, if it is scaled and so differs from ``z``; empty
-            otherwise.
+        scaled: the position that steps move, if it is scaled or one vector; empty otherwise.
         scale: the scaled coordinates, see `numpyro_geom.model.scale.Scale`; empty without.
         centre: the position from which temperatures are measured: the position at the end of
             warm-up. Any fixed position is right; one near the target keeps the Monte Carlo error
@@ -198,7 +198,7 @@ class SGState(NamedTuple):
     @property
     def chain(self) -> Chain:
         """The part of the state that steps move."""
-        position = self.scaled if self.scale else self.z
+        position = self.scaled if jax.tree.leaves(self.scaled) else self.z
         return Chain(position, self.metric_state, self.dynamics)
 
 
@@ -216,8 +216,8 @@ class Target:
         transforms: map from the unconstrained position to site values, or None if this map needs a
             run of the model.
         scale: the coordinates of the chain, if they are scaled.
-        like: a position of the model's sites, if coordinates are scaled; its values do not
-            matter.
+        like: a position of the model's sites, if the chain moves in other coordinates; its values
+            do not matter.
         near: whether a start is near the typical set, from an earlier search.
     """
 
@@ -250,11 +250,13 @@ class Target:
 
     def in_chain(self, potential: Potential) -> Potential:
         """A potential in the coordinates in which the chain moves."""
-        return potential if self.scale is None else in_coordinates(potential, self.to_sites)
+        return potential if self.like is None else in_coordinates(potential, self.to_sites)
 
     def to_sites(self, position: PyTree) -> PyTree:
         """The position of the model's sites for a position that steps move."""
-        return position if self.scale is None else self.scale.to_sites(position, self.like)
+        if self.scale:
+            return self.scale.to_sites(position, self.like)
+        return position if self.like is None else ravel(self.like)[1](position)
 
     def in_coordinates(self, to_sites: Callable[[PyTree], PyTree]) -> Target:
         """The target as a function of other coordinates of the model's sites, before any scale."""
@@ -266,8 +268,9 @@ class Target:
         )
 
     def scaled(self, state: SGState) -> Target:
-        """The target in the coordinates of a chain; unchanged if they are not scaled."""
-        return replace(self, scale=state.scale, like=state.z) if state.scale else self
+        """The target in the coordinates of a chain; unchanged if they are those of the sites."""
+        own = jax.tree.leaves(state.scaled)
+        return replace(self, scale=state.scale, like=state.z) if own else self
 
     def is_usable(self, position: PyTree) -> jax.Array:
         """Whether the constrained values at a position of the model's sites are finite."""
