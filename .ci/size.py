@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 CONSTANT = re.compile(r"^_?[A-Z][A-Z0-9_]+(: [^=]+)? = .*[0-9]", re.M)
 """A module's constant with a number in it."""
-LIMITS = {"lines": 23_433, "files": 94, "constants": 162}
+LIMITS = {"lines": 23_432, "files": 94, "constants": 162}
 """The most that `numpyro_geom/` may have; `tests/test_package.py` holds it."""
 
 

@@ -201,10 +201,10 @@ def bind(
         position = jnp.zeros(rng_key.shape[:1]) if batched else one
     if bound.model is not None:
         check_rows(bound.model, one)
+    if bound.model is not None and bound.point is None:
         draw, init = bound.model.potential().draw, bound.model.potential().init_stream
         like, _ = jax.eval_shape(lambda k: draw(k, init(k)), jax.random.key(0))
-        energy = jax.make_jaxpr(bound.model.energy)(one, like).jaxpr
-        if bound.point is None and is_deep(energy):
+        if is_deep(jax.make_jaxpr(bound.model.energy)(one, like).jaxpr):
             bound = dataclasses.replace(bound, settings=settings.with_values(deep=True))
     asked = settings.control_variate in (1, 2)
     if asked and num_warmup == 0:
