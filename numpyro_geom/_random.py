@@ -10,6 +10,7 @@ Source: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (2011).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod, sqrt
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 from jax import lax, random
 from jax.flatten_util import ravel_pytree
 
-from ._util import from_words, is_key, words
+from ._util import from_words, is_key, is_traced, words
 
 Shape = tuple[int, ...]
 
@@ -33,6 +34,16 @@ def split(rng_key: jax.Array, num: int = 2) -> jax.Array:
         return random.split(rng_key, num)
     pairs = jnp.stack(_pairs(rng_key, (num,)), axis=-1)
     return from_words(lax.optimization_barrier(pairs), rng_key)  # one kernel for all keys
+
+
+def pair(rng_key: jax.Array) -> Sequence[jax.Array]:
+    """`split` of a key, or of each key of a batch: on the host if they are known there."""
+    key = words(rng_key)
+    if is_traced(key) or not _written_out(rng_key):
+        return (split if key.ndim == 1 else jax.vmap(split, out_axes=1))(rng_key)
+    count = np.arange(2, dtype=np.uint32).reshape(2, *[1] * (key.ndim - 1))
+    pairs = np.stack(_threefry(np.moveaxis(np.asarray(key), -1, 0), 0 * count, count), -1)
+    return [from_words(jnp.asarray(x), rng_key) for x in pairs]
 
 
 def bits(rng_key: jax.Array, shape: Shape) -> jax.Array:
@@ -68,7 +79,7 @@ def _written_out(rng_key: jax.Array) -> bool:
     config: Any = jax.config
     name = str(random.key_impl(rng_key)) if is_key(rng_key) else config.jax_default_prng_impl
     threefry = name == "threefry2x32" and config.jax_threefry_partitionable
-    return threefry and words(rng_key).shape == (2,) and jax.default_backend() == "cpu"
+    return threefry and words(rng_key).shape[-1] == 2 and jax.default_backend() == "cpu"
 
 
 def _pairs(rng_key: jax.Array, shape: Shape) -> tuple[jax.Array, jax.Array]:

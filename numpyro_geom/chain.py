@@ -288,9 +288,7 @@ def init_chain(
     return rescaled(state, scale, settings, potential.num_data) if settings.scales else state
 
 
-def taken_over(
-    bound: Bound, earlier: MCMC, position: PyTree, num_warmup: int, *, single: bool
-) -> Bound | None:
+def taken_over(bound: Bound, earlier: MCMC, position: PyTree, *, single: bool) -> Bound | None:
     """With the choices of an ``earlier`` run; None if its chains do not fit this model.
 
     ``position`` is that of a ``single`` chain, or of several.
@@ -304,8 +302,6 @@ def taken_over(
     if not alike or (old.choice is None) != (not bound.undecided) or bound.point is not None:
         return None
     bound = bound if old.choice is None else bound.decided(old.choice)
-    settled = num_warmup == 0 and bound.settings.schedule is None
-    bound = replace(bound, settings=bound.settings.with_values(settled=settled))
     return bound.with_shares(old.shares)
 
 
@@ -326,7 +322,7 @@ def handed_on(
     potential, single = bound.potential(), np.ndim(earlier.i) == 0
 
     def hand(rng_key: jax.Array, position: PyTree) -> SGState:
-        key_state, key_stream, key_chain = random.split(rng_key, 3)
+        key_state, key_stream, key_chain = _random.split(rng_key, 3)
         count = jnp.zeros((), jnp.int32)
         number = () if single else random.randint(key_chain, (), 0, earlier.i.shape[0])
         state: Any = jax.tree.map(lambda x: x[number], earlier)
@@ -379,13 +375,14 @@ def for_new_arguments(bound: Bound, algorithm: Algorithm, state: SGState) -> SGS
         anchor = ravel(state.z)[1](state.control.anchor.position)
         control = replace_anchor(potential, state.control, anchor, state.root)
         state = state._replace(control=control)
-    potential = target.with_control(state.control)
+        _, energy, grad, _ = control.anchor  # on all rows; the chain is near
+    else:
+        batch, _ = potential.draw(random.fold_in(state.rng_key, 1), state.stream)
+        energy, grad = jax.value_and_grad(potential.energy)(state.z, batch)
     if jax.tree.leaves(state.scaled):
         flat = ravel(state.z)[0]
         new = state.scale.from_sites(flat, state.scaled) if state.scale else flat
         state = state._replace(scaled=new)
-    batch, _ = potential.draw(random.fold_in(state.rng_key, 1), state.stream)
-    energy, grad = jax.value_and_grad(potential.energy)(state.z, batch)
     dtype = state.potential_energy.dtype
     unknown = jnp.full_like(state.drift_ratio, jnp.inf)
     return state._replace(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial, wraps
 from importlib import import_module
 from operator import is_
@@ -51,7 +52,7 @@ from .model.bad_rows import check_finite, fault_at
 from .model.centring import Shares
 from .model.jaxprs import compiled, program
 from .model.minibatch import AllRows
-from .model.start import check_lanes, init_to_draws
+from .model.start import check_lanes, init_to_draws, start_again
 from .sampling.algorithm import Algorithm
 from .sampling.settings import Settings, Validator, documented
 from .sampling.state import DEFAULT_FIELDS, Chain, SGState, StepReport
@@ -197,17 +198,23 @@ class SGKernel(MCMCKernel):
         given = jax.tree.flatten((model_args, model_kwargs))
         args, kwargs = on_device(model_args, model_kwargs)
         single = is_prng_key(rng_key)
-        split = _random.split if single else jax.vmap(_random.split, out_axes=1)
-        key_state, key_model = compiled(lambda key: tuple(split(key)), rng_key)
+        key_state, key_model = _random.pair(rng_key)
         earlier: Any = self._earlier() if init_params is None else None
-        # settings that follow from a warm-up are those of the run that has learned them
-        warmup = num_warmup if earlier is None else earlier.sampler.bound.num_warmup
-        trajectory = self.algorithm(self._settings).trajectory
-        bound, position = bind(
-            self._settings, key_model, warmup, init_params, args, kwargs, trajectory=trajectory
-        )
-        taken = earlier and taken_over(bound, earlier, position, num_warmup, single=single)
-        if taken is not None:
+        old: Any = earlier and earlier.sampler.bound
+        taken = old and old.again(self._settings.model, args, kwargs)
+        if taken:
+            position = start_again(taken.model, self._settings.init_strategy, key_model)
+        else:
+            # settings that follow from a warm-up are those of the run that has learned them
+            warmup = num_warmup if earlier is None else old.num_warmup
+            trajectory = self.algorithm(self._settings).trajectory
+            bound, position = bind(
+                self._settings, key_model, warmup, init_params, args, kwargs, trajectory=trajectory
+            )
+            taken = earlier and taken_over(bound, earlier, position, single=single)
+        if taken:
+            settled = num_warmup == 0 and taken.settings.schedule is None
+            taken = replace(taken, settings=taken.settings.with_values(settled=settled))
             position = _moved(taken, position, single=single)
             algorithm, last = self.algorithm(taken.settings), earlier.last_state
             state = handed_on(taken, algorithm, key_state, num_warmup, position, last)

@@ -29,6 +29,12 @@ def test_keys_are_those_of_jax(name: str) -> None:
     key = KEYS[name]()
     for num in (1, 2, 5):
         np.testing.assert_array_equal(raw(_random.split(key, num)), raw(random.split(key, num)))
+    keys = random.split(key, 3)
+    for given, batch in ((key[None], False), (keys, True)):
+        expected = jax.vmap(random.split, out_axes=1)(given)
+        found = _random.pair(given if batch else key)
+        for x, y in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(raw(x), raw(y if batch else y[0]))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from tiers import short
 
 import numpyro_geom.bound
 from numpyro_geom import SGHMC, SGRLD, init_to_draws
+from numpyro_geom._util import words
 
 ROWS, NEW = 400, 100
 
@@ -54,7 +55,7 @@ def started(kernel: Any, *args: Any, chains: int = 2, num_warmup: int = 100) -> 
 
 
 def same(found: Any, expected: Any) -> bool:
-    equal = jax.tree.map(lambda x, y: np.array_equal(x, y), found, expected)
+    equal = jax.tree.map(lambda x, y: np.array_equal(words(x), words(y)), found, expected)
     return all(jax.tree.leaves(equal))
 
 
@@ -77,6 +78,20 @@ def test_new_rows_without_any_warmup() -> None:
     # the earlier data lie a standard deviation and more away
     before = np.linalg.solve(np.eye(3) + X[:ROWS].T @ X[:ROWS], X[:ROWS].T @ y[:ROWS])
     assert np.abs(before - mean).max() > 0.2 * sd.max()
+
+
+def test_a_model_that_is_known_starts_as_if_it_was_read_again() -> None:
+    kernel = SGHMC(linear, batch_size=32)
+    mcmc = started(kernel, *linear_data(ROWS))
+    again = kernel.replace(init_strategy=init_to_draws(mcmc))
+    anew = again.replace(model=lambda X, y: linear(X, y))  # another function
+    given = random.split(random.key(5), 2), 0, None
+    one, other = (x.init(*given, linear_data(ROWS + NEW), {}) for x in (again, anew))
+    assert same(one, other)
+    assert again.bound.model.plan == anew.bound.model.plan
+    X, y = linear_data(ROWS + NEW)
+    with pytest.raises(ValueError, match="NaN"):
+        again.init(*given, (X, y.at[-1].set(jnp.nan)), {})
 
 
 SCALES = {

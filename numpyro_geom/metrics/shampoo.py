@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from .._checks import check_choice, check_int, check_number, check_share
+from .._linalg import one_by_one
 from .._util import PyTree, lazy_cond, tree_where
 from .base import Metric
 
@@ -326,62 +326,28 @@ def _compose(basis: jax.Array, spectrum: jax.Array) -> jax.Array:
 
 def _renewed(statistic: list[jax.Array], powers: list[float], old: list[Roots]) -> list[Roots]:
     """Roots of ``statistic``; each block keeps its old roots if the new ones are not finite."""
-    matrices = [i for i, h in enumerate(statistic) if h.ndim == 3]
-    of_matrices = dict(zip(matrices, _matrix_roots(statistic, powers, matrices), strict=True))
 
     def keep(ok: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-        return jnp.where(ok.reshape(ok.shape + (1,) * (a.ndim - ok.ndim)), a, b)
+        return jnp.where(ok.reshape(ok.shape + (1,) * (a.ndim - ok.ndim)), a, b).astype(b.dtype)
 
     renewed = []
-    for i, (h, p) in enumerate(zip(statistic, powers, strict=True)):
-        finite, new = of_matrices[i] if i in of_matrices else _diagonal_roots(h, p)
-        renewed.append((keep(finite, new[0], old[i][0]), keep(finite, new[1], old[i][1])))
+    for h, p, (inverse, inverse_sqrt) in zip(statistic, powers, old, strict=True):
+        finite, new = _roots(h, p)
+        renewed.append((keep(finite, new[0], inverse), keep(finite, new[1], inverse_sqrt)))
     return renewed
 
 
-def _diagonal_roots(h: jax.Array, p: float) -> tuple[jax.Array, Roots]:
-    """The roots of a diagonal axis, and whether they are finite (first)."""
-    w = h + _ridge(h.dtype) * jnp.max(h)
-    finite = jnp.isfinite(w) & jnp.isfinite(w**-p)
-    return finite, (w**-p, w ** (-p / 2))
-
-
-def _matrix_roots(
-    statistic: list[jax.Array], powers: list[float], chosen: list[int]
-) -> list[tuple[jax.Array, Roots]]:
-    """For each chosen axis: whether each block's roots are finite, and the roots.
-
-    All blocks go through one batched eigendecomposition, because several independent ones in one
-    program can deadlock on two cores. Smaller blocks are padded with an eigenvalue above their own
-    eigenvalues, so that their own come first.
-    """
-    if not chosen:
-        return []
-    matrices = [statistic[i] for i in chosen]
-    counts, sides = [h.shape[0] for h in matrices], [h.shape[-1] for h in matrices]
-    side = max(sides)
-    margins = [((0, 0), (0, side - n), (0, side - n)) for n in sides]
-    batch = jnp.concatenate([jnp.pad(h, m) for h, m in zip(matrices, margins, strict=True)])
-    own = jnp.arange(side) < np.repeat(sides, counts)[:, None]
-    row_sums = jnp.sum(jnp.abs(batch), axis=-1, keepdims=True)
-    above = 2 * jnp.max(row_sums, axis=-2, keepdims=True)
-    batch = jnp.where(jnp.eye(side, dtype=bool) & ~own[..., None], above, batch)
-
-    w, basis = jnp.linalg.eigh(batch)
+def _roots(h: jax.Array, p: float) -> tuple[jax.Array, Roots]:
+    """Whether the roots of a diagonal's entries or of each block are finite, and the roots."""
+    if h.ndim < 3:
+        w = h + _ridge(h.dtype) * jnp.max(h)
+        return jnp.isfinite(w) & jnp.isfinite(w**-p), (w**-p, w ** (-p / 2))
+    w, basis = jax.vmap(one_by_one(lambda x: tuple(jnp.linalg.eigh(x))))(h)
     w = jnp.maximum(w, 0)  # rounding makes some zeros of a singular matrix negative
-    relative = np.repeat([_ridge(h.dtype) for h in matrices], counts)[:, None]
-    w = w + relative.astype(w.dtype) * jnp.max(jnp.where(own, w, 0), axis=-1, keepdims=True)
-    p = np.repeat([powers[i] for i in chosen], counts)[:, None].astype(w.dtype)
+    w += _ridge(h.dtype) * jnp.max(w, axis=-1, keepdims=True)
     inverse, inverse_sqrt = _compose(basis, w**-p), _compose(basis, w ** (-p / 2))
     finite = jnp.all(jnp.isfinite(inverse) & jnp.isfinite(inverse_sqrt), axis=(-2, -1))
-
-    found, start = [], 0
-    for h, count, n in zip(matrices, counts, sides, strict=True):
-        rows = slice(start, start + count)
-        whole, half = (x[rows, :n, :n].astype(h.dtype) for x in (inverse, inverse_sqrt))
-        found.append((finite[rows], (whole, half)))
-        start += count
-    return found
+    return finite, (inverse, inverse_sqrt)
 
 
 # --- products

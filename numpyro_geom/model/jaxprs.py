@@ -209,10 +209,12 @@ def program(fn: Callable, *args: PyTree, donated: tuple[int, ...] = ()) -> Calla
     It may overwrite the ``donated`` ones, as a loop over draws does: this is optimised.
     """
     traced, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
-    treedef = jax.tree.structure(shape)
+    treedef, jaxpr = jax.tree.structure(shape), traced.jaxpr
+    if not jaxpr.effects:  # what nothing depends on would be lowered first
+        jaxpr = jaxpr.replace(eqns=needed(jaxpr, jaxpr.outvars)[0])
 
     def run(consts: list, *args: PyTree) -> PyTree:
-        flat = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, consts))(*jax.tree.leaves(args))
+        flat = jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))(*jax.tree.leaves(args))
         return jax.tree.unflatten(treedef, flat)
 
     inputs, numbers = (traced.consts, *args), [k + 1 for k in donated]

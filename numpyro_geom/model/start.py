@@ -21,12 +21,12 @@ from numpyro.infer.util import constrain_fn, initialize_model, transform_fn, unc
 
 from .._checks import check_wide_enough, warn_outside
 from .._numpyro import states_of, validates
-from .._util import PyTree, all_finite, at_once, evenly, in_trace, is_traced
+from .._util import PyTree, all_finite, at_once, evenly, in_trace, is_traced, words
 from .abstract import with_start
 from .arguments import differentiated
 from .bad_rows import check_finite, listed
 from .jaxprs import compiled, lean_options
-from .minibatch import RNG_KEY, SubsamplePlates
+from .minibatch import RNG_KEY, SubsamplePlates, Subsampling
 from .model import Model
 from .plates import warn_of_deterministic
 
@@ -93,7 +93,16 @@ class init_to_draws:  # noqa: N801, as NumPyro's strategies are called
 
     def row(self, rng_key: jax.Array) -> jax.Array:
         """The number of the draw at which a chain with this key starts."""
-        return random.randint(rng_key, (), 0, len(next(iter(self.values.values()))))
+        key = words(rng_key)
+        key = key if is_traced(key) else np.asarray(key)  # on the host this compiles nothing
+        return key[..., -1] % len(next(iter(self.values.values())))
+
+    def positions(self, rng_key: jax.Array, transforms: Mapping) -> PyTree:
+        """Unconstrained values of a draw for each key, for sites as in the draws."""
+        rows = self.row(rng_key)
+        values = {n: jnp.asarray(np.asarray(self.values[n])[rows], float) for n in transforms}
+        inverse = partial(transform_fn, transforms, invert=True)
+        return (jax.vmap(inverse) if rows.ndim else inverse)(values)
 
     def value(self, row: Any, site: Any) -> Any:
         """The value of a site in a draw, as NumPyro's strategies give it."""
@@ -158,11 +167,7 @@ def find_start(
         TypeError: for positions that are not floating point.
     """
     plan, args, kwargs = model.plan, model.args, model.kwargs
-    # Some rows are enough to find shapes and a valid start. Latent rows need all rows.
-    rows: dict[str, jax.Array] = {}
-    if not plan.local_axes:
-        for plate, number in plan.batch_sizes.items():
-            rows[plate] = jnp.asarray(evenly(plan.sizes[plate], number), jnp.int32)
+    rows = _some_rows(plan)
     warn_of_deterministic(model.fn, args, kwargs, plan)
     model = with_params(model, rows)
     _check_names(model, init_strategy)
@@ -205,7 +210,7 @@ def find_start(
                 found = start(rng_key)
         position, valid, transforms = found or compiled(start, rng_key)
         if not is_traced(valid):
-            _check_support(model, rows)
+            check_support(model)
         if not is_traced(valid) and not np.asarray(valid).all():
             check_finite(model.fn, args, kwargs)
             start(rng_key)  # on concrete values, so that NumPyro's errors about the model appear
@@ -221,6 +226,15 @@ def find_start(
     data = SubsamplePlates(handlers.seed(model.runnable, random.key(0))), args, kwargs
     # composite kernels pass values in the supports of the sites
     return model, as_position(init_params, position, *data, batched=batched, constrained=gibbs)
+
+
+def start_again(model: Model, strategy: init_to_draws, rng_key: jax.Array) -> PyTree:
+    """Positions at draws of a model whose transforms are known. Its data are checked."""
+    check_support(model)
+    transforms = model.transforms.args[0]  # type: ignore[union-attr]
+    position, single = strategy.positions(rng_key, transforms), words(rng_key).ndim == 1
+    check_rows(model, position if single else jax.tree.map(lambda x: x[0], position))
+    return position
 
 
 def check_rows(model: Model, position: PyTree) -> None:
@@ -307,14 +321,23 @@ def _check_names(model: Model, init_strategy: Callable) -> None:
         )
 
 
-def _check_support(model: Model, rows: Mapping[str, jax.Array]) -> None:
+def _some_rows(plan: Subsampling) -> dict[str, jax.Array]:
+    """Enough rows to find shapes and a valid start. Latent rows need all rows."""
+    return {
+        plate: jnp.asarray(evenly(plan.sizes[plate], number), jnp.int32)
+        for plate, number in plan.batch_sizes.items()
+        if not plan.local_axes
+    }
+
+
+def check_support(model: Model) -> None:
     """Raise if observed values are outside of their supports, if NumPyro checks this.
 
     All rows are checked, except those that stay on the host.
     """
     if not validates() or in_trace(model.args, model.kwargs):
         return
-    seen = SubsamplePlates(model.runnable, rows if model.on_host else {})
+    seen = SubsamplePlates(model.runnable, _some_rows(model.plan) if model.on_host else {})
 
     def inside(reduce: Callable) -> dict[str, jax.Array]:
         with numpyro.validation_enabled(False):  # supports are checked here

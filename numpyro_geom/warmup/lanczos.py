@@ -11,7 +11,7 @@ from jax import Array, lax
 
 from .._checks import check_int
 from .._linalg import matmul, one_by_one
-from .._util import key_word, scattered_floats
+from .._util import all_finite, key_word, scattered_floats
 
 LANCZOS_STEPS = 20
 """Usual number of products, with which the largest eigenvalue is known to about 1%."""
@@ -71,10 +71,7 @@ def lanczos(matvec: Callable[[Array], Array], dim: int, start: Array, num_iterat
     Source: Golub and Van Loan (2013), Matrix computations, section 10.3 (full
     reorthogonalisation), with restarts instead of a stop.
     """
-    _, alpha, beta = _tridiagonal(matvec, dim, start, num_iterations)
-    finite = jnp.all(jnp.isfinite(alpha)) & jnp.all(jnp.isfinite(beta))
-    values = _eigenvalues(jnp.where(finite, alpha, 0), jnp.where(finite, beta[:-1], 0))
-    return jnp.where(finite, values, jnp.nan)
+    return _eigenpairs(*_tridiagonal(matvec, dim, start, num_iterations)[1:])[0]
 
 
 def ritz_vectors(
@@ -90,9 +87,17 @@ def ritz_vectors(
         (r,). All NaN if a product was not finite.
     """
     basis, alpha, beta = _tridiagonal(matvec, dim, start, num_iterations)
-    matrix = jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1)
-    values, within = one_by_one(lambda x: tuple(jnp.linalg.eigh(x)))(matrix)
+    values, within = _eigenpairs(alpha, beta)
     return values, matmul(within.T, basis), jnp.abs(beta[-1] * within[-1])
+
+
+def _eigenpairs(alpha: Array, beta: Array) -> tuple[Array, Array]:
+    """Eigenvalues, ascending, and vectors as columns; NaN if an entry is not finite."""
+    matrix = jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1)
+    finite = all_finite(matrix)
+    pairs_of = one_by_one(lambda x: tuple(jnp.linalg.eigh(x)))
+    values, vectors = pairs_of(jnp.where(finite, matrix, 0))
+    return jnp.where(finite, values, jnp.nan), vectors
 
 
 def _tridiagonal(
@@ -196,47 +201,3 @@ def normalise(x: Array) -> tuple[Array, Array]:
     """Unit vector and length; zero for zero, as after the last vector of a complete basis."""
     length = _norm(x)
     return jnp.where(length > 0, x / length, 0), length
-
-
-def _eigenvalues(diagonal: Array, off_diagonal: Array) -> Array:
-    """Eigenvalues, ascending, of a symmetric tridiagonal matrix.
-
-    No call of LAPACK: several batched ``eigh`` in one program, as chains under ``vmap`` make, can
-    block each other on CPU.
-    """
-    scale = jnp.maximum(jnp.max(jnp.abs(diagonal)), jnp.max(jnp.abs(off_diagonal), initial=0))
-    unit = jnp.where(scale > 0, scale, 1)
-    return _bisect(diagonal / unit, off_diagonal / unit) * scale
-
-
-def _bisect(diagonal: Array, off_diagonal: Array) -> Array:
-    """Eigenvalues, ascending, of a tridiagonal matrix whose entries are at most 1 in magnitude.
-
-    All at once, by Sturm counts. ``jax.scipy.linalg.eigh_tridiagonal`` does the same, but takes
-    four times as long to compile, which is most of what a short run costs.
-    """
-    dtype = diagonal.dtype
-    smallest = jnp.finfo(dtype).eps ** 2
-    squares = jnp.concatenate([jnp.zeros(1, dtype), off_diagonal**2])
-    order = jnp.arange(diagonal.size)
-
-    def count_below(x: Array) -> Array:
-        def pivot(carry: tuple[Array, Array], row: tuple[Array, Array]) -> tuple[tuple, None]:
-            previous, count = carry
-            value = row[0] - x - row[1] / previous
-            value = jnp.where(jnp.abs(value) < smallest, -smallest, value)
-            return (value, count + (value < 0)), None
-
-        start = (jnp.ones_like(x), jnp.zeros_like(order))
-        return lax.scan(pivot, start, (diagonal, squares))[0][1]
-
-    def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = bounds
-        middle = (low + high) / 2
-        is_above = count_below(middle) <= order
-        return jnp.where(is_above, middle, low), jnp.where(is_above, high, middle)
-
-    # Gershgorin: no eigenvalue exceeds 1 + 2; the last interval is shorter than eps / 4
-    bound = jnp.full(diagonal.shape, 3, dtype)
-    halvings = jnp.finfo(dtype).nmant + 5
-    return jnp.mean(jnp.stack(lax.fori_loop(0, halvings, halve, (-bound, bound))), axis=0)
