@@ -10,7 +10,6 @@ Source: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (2011).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod, sqrt
 from typing import Any
 
@@ -36,7 +35,7 @@ def split(rng_key: jax.Array, num: int = 2) -> jax.Array:
     return from_words(lax.optimization_barrier(pairs), rng_key)  # one kernel for all keys
 
 
-def pair(rng_key: jax.Array) -> Sequence[jax.Array]:
+def pair(rng_key: jax.Array) -> Any:
     """`split` of a key, or of each key of a batch: on the host if they are known there."""
     key = words(rng_key)
     if is_traced(key) or not _written_out(rng_key):
@@ -87,7 +86,7 @@ def _pairs(rng_key: jax.Array, shape: Shape) -> tuple[jax.Array, jax.Array]:
     return _threefry(words(rng_key), jnp.zeros_like(counts), counts)
 
 
-def _threefry(key: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _threefry(key: Any, x: Any, y: Any) -> tuple[Any, Any]:
     """Threefry-2x32 with 20 rounds."""
     keys = key[0], key[1], key[0] ^ key[1] ^ np.uint32(PARITY)
     x, y = x + keys[0], y + keys[1]

@@ -89,14 +89,17 @@ class Bound:
 
         Transforms, separate rows and values of automatic arguments are known from earlier data.
         """
-        old = self.model
+        old: Any = self.model
         if old is None or old.fn is not fn or self.point is not None or old.transforms is None:
             return None
         plan = read(old.fn, args, kwargs, batching=old.plan.batching).plan
         sizes = {p: n for p, n in old.plan.batch_sizes.items() if n < plan.sizes.get(p, 0)}
-        alike = _without_sizes(plan) == _without_sizes(old.plan)
+        sites, before = (
+            [s if s.kind == "latent" else (s.name, s.kind, s.plates) for s in p.sites]
+            for p in (plan, old.plan)
+        )
         fixed = not (plan.batch_sizes or plan.has_params or jax.tree.leaves(old.transforms.args))
-        if not (alike and fixed and len(sizes) == len(old.plan.batch_sizes)):
+        if sites != before or not fixed or len(sizes) < len(old.plan.batch_sizes):
             return None
         plan = dataclasses.replace(plan, batch_sizes=sizes)
         model = old.replace(args=args, kwargs=kwargs, plan=plan)
@@ -304,12 +307,6 @@ def _warn_without_plate(model: Model) -> None:
                 UserWarning,
             )
             return
-
-
-def _without_sizes(plan: Subsampling) -> tuple:
-    """What does not depend on the number of rows."""
-    sites = [(s.name, s.kind, s.plates, s.kind == "latent" and s.shape) for s in plan.sites]
-    return sites, plan.sizes.keys(), plan.idle_params, plan.is_random
 
 
 def _resolved(

@@ -19,7 +19,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoGuideList, AutoLaplaceApproxi
 from scipy import special, stats
 from tiers import short
 
-from numpyro_geom import RiemannianLaplace, to_inference_data
+from numpyro_geom import RiemannianLaplace, _util, to_inference_data
 from numpyro_geom.diagnostics import SamplingWarning, diagnose
 from numpyro_geom.diagnostics.checks import warn_of_guide
 from numpyro_geom.diagnostics.facts import Run
@@ -988,3 +988,18 @@ def test_a_guide_in_a_list_is_what_numpyros_own_is_there() -> None:
     # 5 standard errors of two samples of 2,000
     assert np.all(np.abs(ours[0] - theirs[0]) / theirs[1] < 5 * (2 / 2000) ** 0.5)
     np.testing.assert_allclose(ours[1], theirs[1], rtol=5 / 2000**0.5)
+
+
+def test_a_model_with_large_arrays_is_evaluated_at_few_positions_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = logistic_data()
+    found = {}
+    for numbers in (_util.AT_ONCE, 2 * data[0].size):  # its largest array are the rows drawn
+        monkeypatch.setattr(_util, "AT_ONCE", numbers)
+        guide = RiemannianLaplace(logistic, "euclidean")
+        params = guide.fit(KEY, *data)
+        draws = guide.sample_posterior(KEY, params, sample_shape=(5,))
+        found[guide._learned["lanes"]] = draws["w"]
+    assert [*found] == [_util.LANES, 2]
+    np.testing.assert_allclose(found[2], found[_util.LANES], rtol=1e-6)

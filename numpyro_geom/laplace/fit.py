@@ -19,6 +19,7 @@ from .._checks import warn_outside
 from .._util import LANES, in_trace, num_at_once
 from ..model.arrowhead import ArrowRoot, Layout
 from ..model.derivatives import jvp, linearize
+from ..model.jaxprs import largest
 from ..model.potential import in_coordinates
 from ..model.start import wrong_lane
 from ..sampling.state import Target
@@ -171,12 +172,12 @@ def num_lanes(posterior: FlatPosterior, theta: Flat) -> int:
     """How many positions are evaluated at once: one if jaxlib computes a batch of them wrongly."""
     if in_trace(theta) or posterior.model.on_host:
         return LANES
-    shape = min(LANES, num_at_once(theta.size)), theta.size
-    near = theta + random.normal(random.key(0), shape, theta.dtype) / 10
+    lanes = min(LANES, num_at_once(largest(jax.make_jaxpr(posterior.energy)(theta).jaxpr)))
+    near = theta + random.normal(random.key(0), (lanes, theta.size), theta.dtype) / 10
     gradient = jax.grad(posterior.energy)
     fns: list[Callable] = [posterior.energy, gradient, lambda v: jvp(gradient, theta, v)[1]]
     fns.append(lambda x: posterior.model.replay(posterior.unravel(x)))
-    return 1 if wrong_lane(fns, near, posterior.model.plan.sizes.values()) else LANES
+    return 1 if wrong_lane(fns, near, posterior.model.plan.sizes.values()) else lanes
 
 
 def objective(posterior: FlatPosterior) -> Callable[[Flat], jax.Array]:

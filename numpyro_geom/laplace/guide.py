@@ -39,9 +39,10 @@ from ..model.arguments import differentiated, on_device
 from ..model.arrowhead import ArrowRoot, Layout, find_layout
 from ..model.bad_rows import check_finite
 from ..model.jaxprs import lean_options
+from ..model.minibatch import SubsamplePlates
 from ..model.model import Model, read
 from ..model.potential import in_coordinates
-from ..model.start import as_position, with_params, wrong_lane
+from ..model.start import as_position, some_rows, with_params, wrong_lane
 from . import draw as drawing
 from .draw import LaplaceDraws
 from .fit import (
@@ -184,6 +185,8 @@ class RiemannianLaplace(AutoContinuous):
     def __new__(cls, *args: Any, **arguments: Any) -> Self:  # noqa: D102
         check_arguments(cls, args, arguments)
         return super().__new__(cls)
+
+    model: Any
 
     def __init__(
         self,
@@ -473,11 +476,7 @@ class RiemannianLaplace(AutoContinuous):
                 "belongs to one energy: leave the randomness out, or use SGRLD, SGHMC or SGNHT"
             )
         args, kwargs = model.args, model.kwargs
-        try:
-            super()._setup_prototype(*args, **kwargs)
-        except ValueError:  # NumPyro's error does not name the argument
-            check_finite(self.model, args, kwargs)
-            raise
+        self._prototype(model)
         params = {n: s["value"] for n, s in self.prototype_trace.items() if s["type"] in PARAMS}
         self._read = model = model.replace(fixed=params)
         self._layout = None
@@ -507,6 +506,19 @@ class RiemannianLaplace(AutoContinuous):
                 posterior = learn(posterior, self._init_latent)
         learned = ("structure", "diagonal_prior", "lanes")
         self._learned = {name: getattr(posterior, name) for name in learned}
+
+    def _prototype(self, model: Model) -> None:
+        """NumPyro's look at a model: on some rows, unless deterministic sites need all."""
+        fn: Any = self.model
+        rows = {} if model.of_kind("deterministic") else some_rows(model.plan)
+        self.model = SubsamplePlates(fn, rows) if rows else fn
+        try:
+            super()._setup_prototype(*model.args, **model.kwargs)
+        except ValueError:  # NumPyro's error does not name the argument
+            check_finite(fn, model.args, model.kwargs)
+            raise
+        finally:
+            self.model = fn
 
     def _sample_latent(self, *args: Any, **kwargs: Any) -> jax.Array:
         kwargs.pop("sample_shape", None)
@@ -567,10 +579,9 @@ class RiemannianLaplace(AutoContinuous):
             found = as_position(init, latent, self.model, (), {}, batched=False, constrained=False)
             return jnp.concatenate([jnp.ravel(x) for x in found.values()])[None]
         starts = [self._init_latent]
-        args, kwargs = on_device(args, kwargs)
         for key in keys[1:]:
             with handlers.seed(rng_seed=key):
-                super()._setup_prototype(*args, **kwargs)
+                self._prototype(self._with_data(args, kwargs))
             starts.append(self._init_latent)
         return jnp.stack(starts)
 

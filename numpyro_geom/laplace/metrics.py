@@ -19,6 +19,7 @@ from jax.scipy.linalg import cho_factor, cho_solve, solve
 from .._linalg import dot, matmul, one_by_one
 from ..model.derivatives import has_forward_mode, jvp
 from ..model.minibatch import Batch
+from ..model.start import some_rows
 from .geodesic import RiemannianMetric, monge_acceleration
 from .information import form as forms
 from .information.form import Flat
@@ -302,7 +303,8 @@ def learn(posterior: FlatPosterior, start: Flat) -> FlatPosterior:
         return posterior
     position, model = posterior.unravel(start), posterior.model
     form = forms.likelihood_form(model)
-    needed: list[Callable] = [lambda x: form.features(x, {})[0]]
+    rows = some_rows(model.plan)
+    needed: list[Callable] = [lambda x: form.features(x, rows)[0]]
     if settings.metric == "fisher" or settings.mode != "euclidean":  # then G moves
         needed.append(lambda x: jax.jvp(needed[0], (x,), (x,))[1])
     if not all(has_forward_mode(fn, position) for fn in needed):

@@ -142,7 +142,8 @@ class Shampoo(Metric):
     def init(self, position: PyTree) -> ShampooState:
         """The state before any gradient: H = eps I."""
         shapes, treedef = jax.tree.flatten(jax.eval_shape(self.statistic, position))
-        ones = [_identity_like(a) for a in shapes]
+        ones = [jnp.ones(a.shape, a.dtype) for a in shapes]
+        ones = [x if x.ndim == 1 else x * jnp.eye(x.shape[-1], dtype=x.dtype) for x in ones]
         roots = []
         for one, p in zip(ones, self._powers(position), strict=True):
             w = self.eps * (1 + _ridge(one.dtype))
@@ -292,16 +293,14 @@ def _blocks_of(shape: tuple[int, ...], block_size: int, vector: str) -> Blocks:
             merged[-1] *= n
         else:
             merged.append(n)
-    counts = tuple(_num_blocks(n, block_size) for n in merged)
+    least = [math.ceil(n / block_size) for n in merged]
+    # A divisor near the least number: XLA computes padded arrays entry by entry.
+    counts = tuple(
+        next((k for k in range(m, 2 * m + 1) if n % k == 0), m)
+        for n, m in zip(merged, least, strict=True)
+    )
     sizes = tuple(math.ceil(n / count) for n, count in zip(merged, counts, strict=True))
     return Blocks(shape, tuple(merged), counts, sizes)
-
-
-def _num_blocks(size: int, block_size: int) -> int:
-    """Blocks along an axis: a divisor of the size, if one is close to the least number."""
-    least = math.ceil(size / block_size)
-    # Padding costs more than a few extra blocks: XLA computes padded arrays entry by entry.
-    return next((n for n in range(least, 2 * least + 1) if size % n == 0), least)
 
 
 # --- inverse roots
@@ -312,13 +311,6 @@ def _ridge(dtype: Any) -> float:
     return 1e-12 if jnp.dtype(dtype) == jnp.float64 else 1e-6
 
 
-def _identity_like(axis: Any) -> jax.Array:
-    """The identity in the shape of an axis."""
-    if len(axis.shape) == 1:
-        return jnp.ones(axis.shape, axis.dtype)
-    return jnp.broadcast_to(jnp.eye(axis.shape[-1], dtype=axis.dtype), axis.shape)
-
-
 def _compose(basis: jax.Array, spectrum: jax.Array) -> jax.Array:
     """The matrices with these eigenvectors and eigenvalues."""
     return jnp.matmul(basis * spectrum[..., None, :], basis.mT, precision=HIGHEST)
@@ -326,14 +318,11 @@ def _compose(basis: jax.Array, spectrum: jax.Array) -> jax.Array:
 
 def _renewed(statistic: list[jax.Array], powers: list[float], old: list[Roots]) -> list[Roots]:
     """Roots of ``statistic``; each block keeps its old roots if the new ones are not finite."""
-
-    def keep(ok: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-        return jnp.where(ok.reshape(ok.shape + (1,) * (a.ndim - ok.ndim)), a, b).astype(b.dtype)
-
     renewed = []
-    for h, p, (inverse, inverse_sqrt) in zip(statistic, powers, old, strict=True):
+    for h, p, before in zip(statistic, powers, old, strict=True):
         finite, new = _roots(h, p)
-        renewed.append((keep(finite, new[0], inverse), keep(finite, new[1], inverse_sqrt)))
+        kept = [jnp.where(finite, x, y).astype(y.dtype) for x, y in zip(new, before, strict=True)]
+        renewed.append((kept[0], kept[1]))
     return renewed
 
 
@@ -346,8 +335,8 @@ def _roots(h: jax.Array, p: float) -> tuple[jax.Array, Roots]:
     w = jnp.maximum(w, 0)  # rounding makes some zeros of a singular matrix negative
     w += _ridge(h.dtype) * jnp.max(w, axis=-1, keepdims=True)
     inverse, inverse_sqrt = _compose(basis, w**-p), _compose(basis, w ** (-p / 2))
-    finite = jnp.all(jnp.isfinite(inverse) & jnp.isfinite(inverse_sqrt), axis=(-2, -1))
-    return finite, (inverse, inverse_sqrt)
+    finite = jnp.isfinite(inverse) & jnp.isfinite(inverse_sqrt)
+    return jnp.all(finite, axis=(-2, -1), keepdims=True), (inverse, inverse_sqrt)
 
 
 # --- products

@@ -48,6 +48,12 @@ def length(jaxpr: Jaxpr) -> int:
     return len(jaxpr.eqns) + sum(length(part) for e in jaxpr.eqns for part in inner(e))
 
 
+def largest(jaxpr: Jaxpr) -> int:
+    """Entries of the largest array that a program computes."""
+    own = [x.aval.size for e in jaxpr.eqns for x in e.outvars if hasattr(x.aval, "size")]
+    return max([*own, *(largest(part) for e in jaxpr.eqns for part in inner(e))], default=1)
+
+
 def work(jaxpr: Jaxpr, unknown: int = 1) -> float:
     """About the number of operations of a program.
 
@@ -203,10 +209,13 @@ def compiled(fn: Callable, *args: PyTree) -> PyTree:
     return fn(*args) if in_trace(args) else program(fn, *args)(*args)
 
 
-def program(fn: Callable, *args: PyTree, donated: tuple[int, ...] = ()) -> Callable:
+def program(
+    fn: Callable, *args: PyTree, donated: tuple[int, ...] = (), quick: bool = True
+) -> Callable:
     """The program of `compiled`, for values of the shapes and dtypes of ``args``.
 
-    It may overwrite the ``donated`` ones, as a loop over draws does: this is optimised.
+    It may overwrite the ``donated`` ones, as a loop over draws does. Such a program is optimised,
+    as are those with much work and those that need not be compiled in ``quick`` time.
     """
     traced, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
     treedef, jaxpr = jax.tree.structure(shape), traced.jaxpr
@@ -227,7 +236,7 @@ def program(fn: Callable, *args: PyTree, donated: tuple[int, ...] = ()) -> Calla
     found = _programs.pop(key, None)
     if found is None:
         little = work(traced.jaxpr, LEAST_TURNS) < MUCH_WORK * length(traced.jaxpr)
-        found = lowered.compile(compiler_options=lean_options(little and not donated))
+        found = lowered.compile(compiler_options=lean_options(quick and little and not donated))
     if "callback" not in text:  # otherwise functions on the host may differ
         _programs[key] = found  # the last one used is the last one
         if len(_programs) > MOST_PROGRAMS:

@@ -362,18 +362,17 @@ def _score_noise(model: Model, rng_key: jax.Array) -> tuple:
         # other subsampled plates keep about their batch size
         others = {other: rows for other, rows in plan.batch_sizes.items() if other != plate}
         rows = _some_rows(plan, rng_key, others)
-        found = partial(model.row_energies, plate=plate, rows=rows)
+        found: Any = partial(model.row_energies, plate=plate, rows=rows)
         groups.append((plan.sizes[plate] ** 2 / batch_rows, found))
     if plan.is_random:
         rows = _some_rows(plan, rng_key, plan.batch_sizes)
-        groups.append((1.0, partial(_key_energies, model.energy, rows)))
+        keys = random.split(random.key(0), RANDOM_KEYS)  # the noise of keys on the same rows
+
+        def by_key(position: PyTree) -> jax.Array:
+            return lax.map(lambda key: model.energy(position, {**rows, RNG_KEY: key}), keys)
+
+        groups.append((1.0, by_key))
     return tuple(groups)
-
-
-def _key_energies(energy: Callable, rows: Batch, position: PyTree) -> jax.Array:
-    """Energies on the same rows with different keys."""
-    keys = random.split(random.key(0), RANDOM_KEYS)
-    return lax.map(lambda key: energy(position, {**rows, RNG_KEY: key}), keys)
 
 
 def _some_rows(plan: Subsampling, rng_key: jax.Array, at_most: Mapping[str, int]) -> Batch:

@@ -25,7 +25,7 @@ from .._util import PyTree, all_finite, at_once, evenly, in_trace, is_traced, wo
 from .abstract import with_start
 from .arguments import differentiated
 from .bad_rows import check_finite, listed
-from .jaxprs import compiled, lean_options
+from .jaxprs import compiled, program
 from .minibatch import RNG_KEY, SubsamplePlates, Subsampling
 from .model import Model
 from .plates import warn_of_deterministic
@@ -91,7 +91,7 @@ class init_to_draws:  # noqa: N801, as NumPyro's strategies are called
         """The value of a site in the first draw."""
         return partial(self.value, 0) if site is None else self.value(0, site)
 
-    def row(self, rng_key: jax.Array) -> jax.Array:
+    def row(self, rng_key: jax.Array) -> Any:
         """The number of the draw at which a chain with this key starts."""
         key = words(rng_key)
         key = key if is_traced(key) else np.asarray(key)  # on the host this compiles nothing
@@ -167,7 +167,7 @@ def find_start(
         TypeError: for positions that are not floating point.
     """
     plan, args, kwargs = model.plan, model.args, model.kwargs
-    rows = _some_rows(plan)
+    rows = some_rows(plan)
     warn_of_deterministic(model.fn, args, kwargs, plan)
     model = with_params(model, rows)
     _check_names(model, init_strategy)
@@ -284,11 +284,12 @@ def wrong_lane(
     if lanes * many <= 2**15 or in_trace(positions) or not sums_wrongly():
         return None
     for fn in fns:
+        each = [jax.tree.map(lambda x, k=k: x[k], positions) for k in evenly(lanes, 8)]
         # as runs are compiled: with fewer optimisations sums can be right
-        batch, one = (jax.jit(f, compiler_options=lean_options()) for f in (jax.vmap(fn), fn))
-        together = batch(positions)
-        for k in evenly(lanes, 8):  # the last lanes are wrong
-            alone = one(jax.tree.map(lambda x, k=k: x[k], positions))
+        together = program(jax.vmap(fn), positions, quick=False)(positions)
+        one = program(fn, each[0], quick=False)
+        for k, position in zip(evenly(lanes, 8), each, strict=True):  # the last lanes are wrong
+            alone = one(position)
             for x, y in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
                 kind, by_row = jnp.result_type(y, float), 16 * y.size >= many
                 errors, largest = jnp.abs(x[k] - y).astype(kind), jnp.max(jnp.abs(y), initial=0)
@@ -321,7 +322,7 @@ def _check_names(model: Model, init_strategy: Callable) -> None:
         )
 
 
-def _some_rows(plan: Subsampling) -> dict[str, jax.Array]:
+def some_rows(plan: Subsampling) -> dict[str, jax.Array]:
     """Enough rows to find shapes and a valid start. Latent rows need all rows."""
     return {
         plate: jnp.asarray(evenly(plan.sizes[plate], number), jnp.int32)
@@ -337,7 +338,7 @@ def check_support(model: Model) -> None:
     """
     if not validates() or in_trace(model.args, model.kwargs):
         return
-    seen = SubsamplePlates(model.runnable, _some_rows(model.plan) if model.on_host else {})
+    seen = SubsamplePlates(model.runnable, some_rows(model.plan) if model.on_host else {})
 
     def inside(reduce: Callable) -> dict[str, jax.Array]:
         with numpyro.validation_enabled(False):  # supports are checked here

@@ -71,7 +71,7 @@ def lanczos(matvec: Callable[[Array], Array], dim: int, start: Array, num_iterat
     Source: Golub and Van Loan (2013), Matrix computations, section 10.3 (full
     reorthogonalisation), with restarts instead of a stop.
     """
-    return _eigenpairs(*_tridiagonal(matvec, dim, start, num_iterations)[1:])[0]
+    return ritz_vectors(matvec, dim, start, num_iterations)[0]
 
 
 def ritz_vectors(
@@ -87,17 +87,15 @@ def ritz_vectors(
         (r,). All NaN if a product was not finite.
     """
     basis, alpha, beta = _tridiagonal(matvec, dim, start, num_iterations)
-    values, within = _eigenpairs(alpha, beta)
-    return values, matmul(within.T, basis), jnp.abs(beta[-1] * within[-1])
-
-
-def _eigenpairs(alpha: Array, beta: Array) -> tuple[Array, Array]:
-    """Eigenvalues, ascending, and vectors as columns; NaN if an entry is not finite."""
     matrix = jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1)
     finite = all_finite(matrix)
     pairs_of = one_by_one(lambda x: tuple(jnp.linalg.eigh(x)))
-    values, vectors = pairs_of(jnp.where(finite, matrix, 0))
-    return jnp.where(finite, values, jnp.nan), vectors
+    values, within = pairs_of(jnp.where(finite, matrix, 0))
+    return (
+        jnp.where(finite, values, jnp.nan),
+        matmul(within.T, basis),
+        jnp.abs(beta[-1] * within[-1]),
+    )
 
 
 def _tridiagonal(

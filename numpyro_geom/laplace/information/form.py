@@ -26,6 +26,7 @@ from ..._util import AT_ONCE, PyTree
 from ...model.jaxprs import followed
 from ...model.minibatch import Batch, gather_local
 from ...model.model import Model
+from ...model.start import some_rows
 from .prior import prior_root, relative_to_location
 from .root import fisher_root
 
@@ -228,17 +229,17 @@ def prior_energy(model: Model, position: PyTree, batch: Batch) -> jax.Array:
 
 def learn_structure(model: Model, position: PyTree) -> Structure:
     """The `Structure` of a likelihood form, from its program and one set of concrete values."""
-    form = likelihood_form(model)
-    constant = tuple(not d for d in dependence(lambda x: form.features(x, {})[0], position))
+    form, rows = likelihood_form(model), some_rows(model.plan)
+    constant = tuple(not d for d in dependence(lambda x: form.features(x, rows)[0], position))
     form = likelihood_form(model, Structure(constant))
 
     def tangents(x: PyTree, v: PyTree) -> list:
-        return jax.jvp(lambda y: form.features(y, {})[0], (x,), (v,))[1]
+        return jax.jvp(lambda y: form.features(y, rows)[0], (x,), (v,))[1]
 
     affine = all(0 not in d for d in dependence(tangents, position, position))
 
     def is_diagonal(position: PyTree, rng_key: jax.Array) -> jax.Array | bool:
-        eta, rest = form.features(position, {})
+        eta, rest = form.features(position, rows)
         if len(eta) != 1 or form.root(eta, eta, rest).size != eta[0].size:
             return False
         some = random.normal(rng_key, eta[0].shape, eta[0].dtype)
