@@ -36,7 +36,7 @@ def test_memory_grows_in_parameters_and_in_rows_separately(scale: ModuleType) ->
 
     cells = [cell(h, n, "monge", 100 * scale.num_parameters(h) + n) for h, n in sizes]
     cells += [cell(h, n, "fisher", n**2) for h, n in sizes]
-    rows = columns(scale.memory(cells))
+    rows = columns(scale.slopes_of_memory(cells))
     assert rows[0] == ["slope of log memory", "monge", "fisher"]
     d10, d1000 = (np.log((3300 + n) / (1300 + n)) / np.log(33 / 13) for n in (10, 1000))
     n13, n33 = (np.log((100 * d + 1000) / (100 * d + 10)) / np.log(100) for d in (13, 33))

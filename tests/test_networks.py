@@ -228,6 +228,16 @@ def test_a_single_chain_is_trained_as_well():
     assert float(read(model, (X, Y)).energy(state.z)) < 1.2 * 300
 
 
+def test_one_draw_of_warm_up_sets_the_step():
+    mcmc = vectorized(Microcanonical(network), 1, 2, 2)
+    mcmc.run(random.key(2), X, Y)
+    # a first guess is 400 times as long, and throws chains out
+    longer = vectorized(Microcanonical(network), 2, 1, 2)
+    longer.run(random.key(2), X, Y)
+    ratio = mcmc.last_state.step_size / longer.last_state.step_size
+    assert np.all((ratio > 0.25) & (ratio < 4)), ratio
+
+
 def with_param(X: jax.Array, y: jax.Array) -> None:
     net = flax_module("net", Net(), input_shape=(3,))
     shift = numpyro.sample("shift", dist.Normal(0, 1))

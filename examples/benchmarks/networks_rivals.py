@@ -198,7 +198,7 @@ def jobs(word: str, given: argparse.Namespace) -> dict[str, Callable]:
                 long = on(name, of_bde, given.bde, 50_000, 10_000)
                 rows[f"{name}, `bde`, ten times the steps"] = long
             rows[f"{name}, four trained networks"] = on(name, ensemble)
-            for n in (5, 20, 100) if small else (5,):
+            for n in (5, 20, 100) if small else (2, 5):
                 rows[f"{name}, `Microcanonical`, {n} + {n}"] = default("Microcanonical", n)
             if small:
                 rows[f"{name}, `SGHMC`, 20 + 20"] = default("SGHMC", 20)

@@ -210,7 +210,7 @@ def _adapt(
     """Measure the target at a few draws of warm-up; set step size and number of steps."""
     metric = settings.metric
     seen = target.seen(state.control)
-    measuring = due.warming & due.moving if settings.by_energy else due.measuring
+    measuring = due.measuring | (due.warming & due.moving & settings.by_energy)
 
     def remeasure(
         adaptation: Adaptation,
