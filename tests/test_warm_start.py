@@ -89,6 +89,9 @@ def test_a_model_that_is_known_starts_as_if_it_was_read_again() -> None:
     one, other = (x.init(*given, linear_data(ROWS + NEW), {}) for x in (again, anew))
     assert same(one, other)
     assert again.bound.model.plan == anew.bound.model.plan
+    keys = random.split(random.key(6), 2)  # as in chains in parallel
+    traced = jax.jit(lambda key: again.init(key, 0, None, linear_data(ROWS + NEW), {}).z)
+    assert same(traced(keys[1]), again.init(keys[1], 0, None, linear_data(ROWS + NEW), {}).z)
     X, y = linear_data(ROWS + NEW)
     with pytest.raises(ValueError, match="NaN"):
         again.init(*given, (X, y.at[-1].set(jnp.nan)), {})

@@ -100,7 +100,8 @@ class init_to_draws:  # noqa: N801, as NumPyro's strategies are called
     def positions(self, rng_key: jax.Array, transforms: Mapping) -> PyTree:
         """Unconstrained values of a draw for each key, for sites as in the draws."""
         rows = self.row(rng_key)
-        values = {n: jnp.asarray(np.asarray(self.values[n])[rows], float) for n in transforms}
+        array: Any = jnp.asarray if is_traced(rows) else np.asarray
+        values = {n: jnp.asarray(array(self.values[n])[rows], float) for n in transforms}
         inverse = partial(transform_fn, transforms, invert=True)
         return (jax.vmap(inverse) if rows.ndim else inverse)(values)
 
