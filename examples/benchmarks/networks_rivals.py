@@ -212,9 +212,10 @@ def jobs(word: str, given: argparse.Namespace) -> dict[str, Callable]:
             label = f"{name}, {kernel} {metric}"
             rows[label] = on(name, at_equal_seconds, kernel, metric, seconds)
     if word == "published":
-        how = by_default, "Microcanonical", 20
         for name, paper in PUBLISHED.items():
-            rows[f"{name} (paper: {paper})"] = on(name, *how, sizes=(16, 16, 16, 1))
+            for n in (20, 300) if name == "energy" else (20,):
+                run = on(name, by_default, "Microcanonical", n, sizes=(16, 16, 16, 1))
+                rows[f"{name}, {n} + {n} (paper: {paper})"] = run
     return rows
 
 
