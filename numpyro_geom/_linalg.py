@@ -62,6 +62,11 @@ def eigenvalues(matrix: Array) -> Array:
     return one_by_one(lambda x: jnp.linalg.eigvalsh(x))(matrix)
 
 
+def eigenpairs(matrix: Array) -> tuple[Array, Array]:
+    """Eigenvalues of a symmetric matrix, ascending, and eigenvectors as columns."""
+    return one_by_one(lambda x: tuple(jnp.linalg.eigh(x)))(matrix)
+
+
 @partial(jax.tree_util.register_dataclass, data_fields=["matrix", "inverse"], meta_fields=[])
 @dataclass(frozen=True)
 class MatrixRoot:

@@ -368,14 +368,14 @@ def next_draw(bound: Bound, algorithm: Algorithm, state: SGState) -> SGState:
 
 
 def for_new_arguments(bound: Bound, algorithm: Algorithm, state: SGState) -> SGState:
-    """The state for other model arguments, or for a position that another kernel has changed."""
+    """The state for other arguments or at another position; U is that at an anchor, if any."""
     target = bound.target().scaled(state)
     potential = target.potential
     if target.controlled:  # the values at the anchor belong to the old arguments
         anchor = ravel(state.z)[1](state.control.anchor.position)
         control = replace_anchor(potential, state.control, anchor, state.root)
         state = state._replace(control=control)
-        _, energy, grad, _ = control.anchor  # on all rows; the chain is near
+        _, energy, grad, _ = control.anchor
     else:
         batch, _ = potential.draw(random.fold_in(state.rng_key, 1), state.stream)
         energy, grad = jax.value_and_grad(potential.energy)(state.z, batch)

@@ -169,7 +169,7 @@ def _hessian(posterior: FlatPosterior, theta: Flat) -> jax.Array:
 
 
 def num_lanes(posterior: FlatPosterior, theta: Flat) -> int:
-    """How many positions are evaluated at once: one if jaxlib computes a batch of them wrongly."""
+    """How many positions are evaluated at once: few with large arrays, one if jaxlib is wrong."""
     if in_trace(theta) or posterior.model.on_host:
         return LANES
     lanes = min(LANES, num_at_once(largest(jax.make_jaxpr(posterior.energy)(theta).jaxpr)))

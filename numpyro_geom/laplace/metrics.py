@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax, random
 from jax.scipy.linalg import cho_factor, cho_solve, solve
 
-from .._linalg import dot, matmul, one_by_one
+from .._linalg import dot, eigenpairs, matmul, one_by_one
 from ..model.derivatives import has_forward_mode, jvp
 from ..model.minibatch import Batch
 from ..model.start import some_rows
@@ -196,7 +196,7 @@ def nystrom(product: Callable[[Flat], Flat], like: Flat) -> Callable[[Flat], Fla
     probes = random.rademacher(random.key(0), (rank, like.size), dtype=like.dtype)
     pushed = lax.map(product, probes)
     core = matmul(probes, pushed.T)
-    values, vectors = one_by_one(lambda x: jnp.linalg.eigh(x))((core + core.T) / 2)
+    values, vectors = eigenpairs((core + core.T) / 2)
     least = rank * jnp.finfo(values.dtype).eps * values[-1]
     values = jnp.maximum(values, least + jnp.finfo(values.dtype).tiny)
     columns = matmul(pushed.T, vectors / jnp.sqrt(values))

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._checks import check_choice, check_int, check_number, check_share
-from .._linalg import one_by_one
+from .._linalg import eigenpairs
 from .._util import PyTree, lazy_cond, tree_where
 from .base import Metric
 
@@ -321,8 +321,7 @@ def _renewed(statistic: list[jax.Array], powers: list[float], old: list[Roots]) 
     renewed = []
     for h, p, before in zip(statistic, powers, old, strict=True):
         finite, new = _roots(h, p)
-        kept = [jnp.where(finite, x, y).astype(y.dtype) for x, y in zip(new, before, strict=True)]
-        renewed.append((kept[0], kept[1]))
+        renewed.append(jax.tree.map(lambda x, y, k=finite: jnp.where(k, x, y), new, before))
     return renewed
 
 
@@ -331,7 +330,7 @@ def _roots(h: jax.Array, p: float) -> tuple[jax.Array, Roots]:
     if h.ndim < 3:
         w = h + _ridge(h.dtype) * jnp.max(h)
         return jnp.isfinite(w) & jnp.isfinite(w**-p), (w**-p, w ** (-p / 2))
-    w, basis = jax.vmap(one_by_one(lambda x: tuple(jnp.linalg.eigh(x))))(h)
+    w, basis = jax.vmap(eigenpairs)(h)
     w = jnp.maximum(w, 0)  # rounding makes some zeros of a singular matrix negative
     w += _ridge(h.dtype) * jnp.max(w, axis=-1, keepdims=True)
     inverse, inverse_sqrt = _compose(basis, w**-p), _compose(basis, w ** (-p / 2))

@@ -232,8 +232,8 @@ def find_start(
 def start_again(model: Model, strategy: init_to_draws, rng_key: jax.Array) -> PyTree:
     """Positions at draws of a model whose transforms are known. Its data are checked."""
     check_support(model)
-    transforms = model.transforms.args[0]  # type: ignore[union-attr]
-    position, single = strategy.positions(rng_key, transforms), words(rng_key).ndim == 1
+    transforms: Any = model.transforms
+    position, single = strategy.positions(rng_key, transforms.args[0]), words(rng_key).ndim == 1
     check_rows(model, position if single else jax.tree.map(lambda x: x[0], position))
     return position
 

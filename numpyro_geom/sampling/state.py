@@ -82,8 +82,8 @@ class Adaptation(NamedTuple):
         slowest: lam_min, the curvature that says how slowly the chain relaxes.
         noise: lam_C, largest eigenvalue of A^{1/2} Cov(grad Uhat) A^{1/2}; the largest of these
             measurements.
-        start_energy: U where the chain has started, from the rows of one step. Infinite before
-            draw 0, and after a change of the model's arguments.
+        start_energy: U where the chain has started, from the rows of one step, or at an anchor.
+            Infinite before draw 0, and after a change of the model's arguments.
     """
 
     num_warmup: jax.Array

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from .._checks import check_int
-from .._linalg import matmul, one_by_one
+from .._linalg import eigenpairs, matmul
 from .._util import all_finite, key_word, scattered_floats
 
 LANCZOS_STEPS = 20
@@ -89,13 +89,9 @@ def ritz_vectors(
     basis, alpha, beta = _tridiagonal(matvec, dim, start, num_iterations)
     matrix = jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1)
     finite = all_finite(matrix)
-    pairs_of = one_by_one(lambda x: tuple(jnp.linalg.eigh(x)))
-    values, within = pairs_of(jnp.where(finite, matrix, 0))
-    return (
-        jnp.where(finite, values, jnp.nan),
-        matmul(within.T, basis),
-        jnp.abs(beta[-1] * within[-1]),
-    )
+    found = eigenpairs(jnp.where(finite, matrix, 0))
+    values, within = (jnp.where(finite, x, jnp.nan) for x in found)
+    return values, matmul(within.T, basis), jnp.abs(beta[-1] * within[-1])
 
 
 def _tridiagonal(
