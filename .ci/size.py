@@ -12,9 +12,9 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-CONSTANT = re.compile(r"^_?[A-Z][A-Z0-9_]+(: [^=]+)? = .*[0-9]", re.M)
-"""A module's constant with a number in it."""
-LIMITS = {"lines": 23_432, "files": 94, "constants": 162}
+CONSTANT = re.compile(r"^((?:_?[A-Z][A-Z0-9_]+, )*_?[A-Z][A-Z0-9_]+)(?:: [^=]+)? = .*[0-9]", re.M)
+"""A module's constants with a number in them."""
+LIMITS = {"lines": 23_420, "files": 94, "constants": 170}
 """The most that `numpyro_geom/` may have; `tests/test_package.py` holds it."""
 
 
@@ -26,7 +26,8 @@ def lines(folder: str) -> int:
 def package() -> dict[str, int]:
     """Lines, files and constants with numbers of the package."""
     files = [*(ROOT / "numpyro_geom").rglob("*.py")]
-    constants = sum(len(CONSTANT.findall(x.read_text())) for x in files)
+    found = [names for x in files for names in CONSTANT.findall(x.read_text())]
+    constants = sum(len(names.split(", ")) for names in found)
     return {"lines": lines("numpyro_geom"), "files": len(files), "constants": constants}
 
 

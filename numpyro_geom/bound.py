@@ -29,7 +29,7 @@ from .model.potential import Potential, function_potential, in_coordinates
 from .model.start import check_rows, find_start
 from .sampling.settings import DENSE_LIMIT, LOW_RANK, LOW_RANK_LIMIT, STRUCTURED, Settings
 from .sampling.state import Target, is_by_site
-from .warmup.law import ROUND_STEPS, USUAL_ROUNDS
+from .warmup.law import MAX_ROUNDS, ROUND_STEPS
 from .warmup.start import (
     FEW_OPERATIONS,
     FEW_ROWS,
@@ -236,7 +236,7 @@ def bind(
             )
     moves = init_params is None
     found, undecided = _resolved(bound, rows, one, num_warmup, trajectory, moves)
-    number = USUAL_ROUNDS * ROUND_STEPS + USUAL_STEPS * 2 * num_warmup
+    number = MAX_ROUNDS * ROUND_STEPS + USUAL_STEPS * 2 * num_warmup
     number /= GRADIENTS[int(found.control_variate)]
     cheap = set(undecided) == set(CHOSEN) and _is_cheap(bound, one, number)
     if rows and found.deep and settings.batch_size == "auto":  # noise limits a network's steps

@@ -1,7 +1,7 @@
 """Kinds of model from public trackers and forums: `SGHMC` by default, compared with NUTS.
 
-NUTS has 4 vectorized chains of 500 draws after 500 of warm-up, `SGHMC` 1,000 after 1,000, both in
-float32. Models are written anew with generated data; the docstring of each says where it was asked
+Both have 4 vectorized chains and 500 draws of warm-up, in float32, and go on until 1,000 effective
+draws. Models are written anew with generated data; the docstring of each says where it was asked
 about. Prints a Markdown table and writes it to docs/tables/public_models.md.
 
     python examples/benchmarks/public_models.py [--models NAMES]
@@ -25,12 +25,13 @@ from common import TABLES, chains, head, in_process, versions
 from jax import random
 from jax.scipy.stats import norm
 from numpyro.diagnostics import effective_sample_size
-from numpyro.infer import MCMC, NUTS
+from numpyro.infer import NUTS
 
 from numpyro_geom import SGHMC, diagnose
 
 TABLE = TABLES / "public_models.md"
-CHAINS, SECONDS = 4, 300
+CHAINS, WARMUP, PART, ENOUGH, SECONDS = 4, 500, 250, 1000, 300
+KERNELS: dict[str, Callable] = {"NUTS": NUTS, "SGHMC": SGHMC}
 RIGHT, SURE = 0.1, 4
 """Error of a mean in sds, or of the log of an sd, and Monte Carlo errors that may be beyond it."""
 FEWEST = 100
@@ -343,71 +344,78 @@ def moments(x: np.ndarray) -> tuple:
     return mean, sd, sd / sizes[0] ** 0.5, of_sd, float(np.minimum(*sizes).min())
 
 
-def run(kernel: Any, args: tuple, draws: int) -> tuple[MCMC, tuple, float]:
-    """A run, its moments, and its seconds with compiling."""
-    mcmc = chains(kernel, draws, draws, CHAINS)
-    begin = time.perf_counter()
-    mcmc.run(random.key(0), *jax.tree.map(jnp.asarray, args))
-    found = moments(scalars(mcmc.get_samples(group_by_chain=True)))
-    return mcmc, found, time.perf_counter() - begin
-
-
-def measure(name: str) -> dict[str, Any]:
-    """Both runs of a model."""
+def measure(name: str, kernel: str) -> dict[str, Any]:
+    """One run: its moments, and all CPU seconds of the process until it has `ENOUGH` draws."""
     model, args = MODELS[name]()
+    args = jax.tree.map(jnp.asarray, args)
     warnings.simplefilter("ignore")
-    _, truth, nuts_seconds = run(NUTS(model), args, 500)
-    mcmc, found, seconds = run(SGHMC(model), args, 1000)
-    shift, ratio = (found[0] - truth[0]) / truth[1], np.log(found[1] / truth[1])
-    errors = np.hypot(found[2], truth[2]) / truth[1], np.hypot(found[3], truth[3])
+    mcmc, parts, found = chains(KERNELS[kernel](model), WARMUP, PART, CHAINS), [], None
+    mcmc.warmup(random.key(0), *args)
+    while found is None or (found[4] < ENOUGH and time.process_time() < SECONDS):
+        mcmc.run(mcmc.post_warmup_state.rng_key, *args)
+        mcmc.post_warmup_state = mcmc.last_state
+        parts.append(mcmc.get_samples(group_by_chain=True))
+        found = moments(scalars(jax.tree.map(lambda *x: np.concatenate(x, 1), *parts)))
+    seconds = time.process_time()
+    flags = [] if kernel == "NUTS" else diagnose(mcmc).flagged
+    told = [f"{check.name} {check.figure}" for check in flags]
+    return {"moments": jax.tree.map(np.ndarray.tolist, found[:4])} | {
+        "size": found[4], "seconds": seconds, "draws": PART * len(parts), "flags": told
+    }  # fmt: skip
+
+
+def line(name: str, runs: dict[str, dict]) -> str:
+    """A row of the table."""
+    title, cells, rates = name.replace("_", " "), [], []
+    for run in runs.values():
+        if "failed" in run:
+            cells.append(run["failed"])
+            continue
+        text = f"{run['size']:.0f} in {run['seconds']:.0f} s"
+        cells.append(text if run["size"] >= ENOUGH else f"not reached: {text}")
+        rates.append(run["size"] / run["seconds"])
+    if len(rates) < len(runs):
+        return f"| {title} | {' | '.join(cells)} |  |  |  |  |"
+    (mean, sd, of_mean, of_sd), (truth, sd_truth, *errors) = (
+        [np.array(x) for x in runs[kernel]["moments"]] for kernel in ("SGHMC", "NUTS")
+    )
+    shift, ratio = (mean - truth) / sd_truth, np.log(sd / sd_truth)
+    errors = np.hypot(of_mean, errors[0]) / sd_truth, np.hypot(of_sd, errors[1])
     beyond = [np.abs(x) - SURE * e for x, e in zip((shift, ratio), errors, strict=True)]
     worst = [float(np.abs(x)[np.argmax(b)]) for x, b in zip((shift, ratio), beyond, strict=True)]
-    return {
-        "sizes": [truth[4], found[4]],
-        "seconds": [nuts_seconds, seconds],
-        "worst": worst,
-        "differs": bool(max(x.max() for x in beyond) > RIGHT),
-        "flags": [f"{check.name} {check.figure}" for check in diagnose(mcmc).flagged],
-    }
-
-
-def line(name: str, found: dict[str, Any]) -> str:
-    """A row of the table."""
-    title = name.replace("_", " ")
-    if "failed" in found:
-        return f"| {title} | {found['failed']} |  |  |  |  |"
-    sizes, seconds = ([f"{x:.0f}" for x in found[k]] for k in ("sizes", "seconds"))
-    worst = "{:.2f}, {:.2f}".format(*found["worst"])
-    result = "differs" if found["differs"] else "right"
-    result = result if min(found["sizes"]) >= FEWEST else "too few draws"
-    cells = " / ".join(sizes), " / ".join(seconds), worst, result, "; ".join(found["flags"])
-    return f"| {title} | {' | '.join(cells)} |"
+    result = "differs" if max(x.max() for x in beyond) > RIGHT else "right"
+    few = min(run["size"] for run in runs.values()) < FEWEST
+    more = "too few draws" if few else result, "; ".join(runs["SGHMC"]["flags"])
+    figures = f"{rates[1] / rates[0]:.1f}", "{:.2f}, {:.2f}".format(*worst)
+    return f"| {title} | {' | '.join([*cells, *figures, *more])} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", help=f"some of {','.join(MODELS)}")
-    parser.add_argument("--one", help="a model, in this process")
+    parser.add_argument("--one", nargs=2, help="a model and a kernel, in this process")
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(measure(options.one)))
+        print(json.dumps(measure(*options.one)))
         return
     lines = TABLE.read_text().splitlines() if TABLE.exists() else []
     known = {x.split(" | ")[0]: x for x in lines if x.startswith("| ")}
     for name in MODELS if options.models is None else options.models.split(","):
-        new = line(name, in_process(__file__, "--one", name, seconds=SECONDS))
+        cells = {k: in_process(__file__, "--one", name, k, seconds=2 * SECONDS) for k in KERNELS}
+        new = line(name, cells)
         known[new.split(" | ")[0]] = new
         print(new, flush=True)
     rows = [known[key] for x in MODELS if (key := f"| {x.replace('_', ' ')}") in known]
-    titles = "model", "ESS, NUTS / SGHMC", "seconds", "differences", "result", "flagged"
+    titles = "model", *KERNELS, "ratio", "differences", "result", "flagged"
     text = (
-        "ESS is that of the worst scalar's mean or square. Seconds are with compiling, of one "
-        "core. Differences are those of the scalar that is farthest beyond Monte Carlo error: of "
-        "a mean in posterior sds, and of the logarithm of an sd. A run is right if no difference "
-        f"is more than {RIGHT} beyond {SURE} Monte Carlo errors of both; fewer than {FEWEST} "
-        "effective draws of a method do not tell. The last column has the "
-        f"flags of `diagnose`. A model of more than {SECONDS} s is stopped.\n\n"
-        + "\n".join([*head(*titles), *rows])
+        f"A cell has the ESS of the worst scalar's mean or square, with {PART} draws of each "
+        f"chain more until it is {ENOUGH}, and the CPU seconds of the process on one core. The "
+        "ratio is that of ESS per second, `SGHMC` over NUTS. Differences are those of the scalar "
+        "that is farthest beyond Monte Carlo error: of a mean in posterior sds, and of the "
+        f"logarithm of an sd. A run is right if no difference is more than {RIGHT} beyond {SURE} "
+        f"Monte Carlo errors of both; fewer than {FEWEST} effective draws of a method do not "
+        f"tell. The last column has the flags of `diagnose` for the last {PART} draws of each "
+        f"chain. None begin after {SECONDS} s.\n\n" + "\n".join([*head(*titles), *rows])
     )
     TABLE.write_text(f"{text}\n\n{versions()}\n")
 

@@ -33,19 +33,17 @@ from .._util import PyTree, lazy_cond, tree_axpy, tree_size, tree_vdot, tree_whe
 from ..model.control_variate import Control, replace_anchor
 from ..model.potential import Potential
 from ..model.scale import Scale
-from ..sampling.algorithm import Algorithm, adapts, num_steps_from, rule_temperature
+from ..sampling.algorithm import MAX_NUM_STEPS, Algorithm, adapts, num_steps_from, rule_temperature
 from ..sampling.settings import DENSE_LIMIT, Settings
 from ..sampling.state import Adaptation, Chain, SGState, Target
 from .curvature import measure
 from .scale import emptied, likeness, with_draw
 
-FEWEST_FOR_MEAN = 16
-"""Fewest draws of warm-up whose mean is a better anchor than a mode."""
 LEAST_SCALED = 0.5
 """Smallest curvature that counts if a covariance scales the coordinates. Variances are about 1 in
 these, and an eigenvalue of 0 at one place does not tell how long the chain takes to relax."""
 FEWEST_IN_WINDOW = 12
-"""Fewest draws in a window whose correlation counts."""
+"""Fewest draws in a window whose mean may be an anchor, and whose correlation counts."""
 LEAST_TIMES = 0.4
 """Relaxation times that a draw must span for its correlation with the previous draw to count."""
 LEAST_ALIKE = 0.05
@@ -54,8 +52,6 @@ SLOW = 0.5
 """A chain slower than this share of the expected rate takes longer draws."""
 MOST_SLOWER = 8.0
 """Largest factor by which one window may slow the assumed rate of a chain."""
-LEAST_FACTOR = 2.0**-8
-"""The smallest ``rate_factor``."""
 
 
 class Due(NamedTuple):
@@ -136,7 +132,7 @@ def heed_draws(state: SGState, due: Due, settings: Settings, algorithm: Algorith
     factor = jnp.where(most < SLOW, jnp.clip(found, 1 / MOST_SLOWER, 1.0), 1.0)
     factor = jnp.where(most * times >= -jnp.log(LEAST_ALIKE), 2.0, factor)  # no correlation left
     judging = due.anchoring & (scale.num_draws >= FEWEST_IN_WINDOW) & (times >= LEAST_TIMES)
-    rate_factor = jnp.clip(adaptation.rate_factor * factor, LEAST_FACTOR, 1.0)
+    rate_factor = jnp.clip(adaptation.rate_factor * factor, 1 / MAX_NUM_STEPS, 1.0)
     rate_factor = jnp.where(judging, rate_factor, adaptation.rate_factor).astype(
         adaptation.rate_factor.dtype
     )
@@ -364,7 +360,7 @@ def _move_to_mean(
     """Move the anchor to the mean of the last draws, if there are enough."""
     enough = jnp.maximum(control.num_draws, 1)
     mean = ravel(like)[1]((control.total / enough).astype(control.total.dtype))
-    usable = control.num_draws >= FEWEST_FOR_MEAN
+    usable = control.num_draws >= FEWEST_IN_WINDOW
     moved = tree_where(usable, replace_anchor(potential, control, mean, root), control)
     empty = control._replace(
         total=jnp.zeros_like(control.total),

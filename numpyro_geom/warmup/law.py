@@ -70,13 +70,11 @@ MOST_SEARCHES = 8
 """Number of searches of a chain, if they are cheap."""
 SEARCH_OPERATIONS = 3e9
 """Operations that the searches after the first one may take together: about half a second."""
-USUAL_ROUNDS = 40
-"""Rounds of a search, for its cost."""
 WIDTH = 2.0
 """Starts are uniform within this distance of 0 in the unconstrained space, as NumPyro's are."""
 
-FEWEST, MOST = 10, 100
-"""Rounds after Adam's, at least and at most."""
+FEWEST = 10
+"""Rounds after Adam's, at least; at most `MAX_ROUNDS`."""
 MOVES_ON = 0.5
 """Mean of a shared parameter's last steps, in longest steps, from which it moves on. Steps that are
 noise go back and forth."""
@@ -277,7 +275,7 @@ def find_law(
         found, width = search(potential, position, rng_key, target.temperature, target.near, True)
         position = jnp.where(target.is_usable(found), found, position)
     look, mean, root = _kind(potential, layout, position, width, low_rank)
-    fewest, most = (FEWEST, MOST) if searching else (1, 1)
+    fewest, most = (FEWEST, MAX_ROUNDS) if searching else (1, 1)
     shortest, near = jnp.asarray(tau**0.5, dtype), jnp.asarray(target.near)
 
     def one_round(now: _Rounds) -> _Rounds:
@@ -456,5 +454,5 @@ def number_of_searches(target: Target, position: jax.Array, rng_key: jax.Array) 
     if not potential.deterministic:
         look = operations(jax.eval_shape(potential.curvature_batch, rng_key))
     all_rows = look * max(1.0, potential.num_data / CURVATURE_ROWS)
-    one = 2 * (USUAL_ROUNDS * ROUND_STEPS * step + FEWEST * (2 * position.size * look + all_rows))
+    one = 2 * (MAX_ROUNDS * ROUND_STEPS * step + FEWEST * (2 * position.size * look + all_rows))
     return min(MOST_SEARCHES, 1 + int(SEARCH_OPERATIONS / one))

@@ -55,8 +55,6 @@ PARAMETER_OPERATIONS = 400.0
 REJECTED = 60.0
 """The error of a trajectory of length T has the variance h T tr C, and an acceptance of 0.95 allows
 0.016. A noise tr C of the inverse of this number halves the step, by measurements."""
-LEAST_GAIN = 1.1
-"""Smallest predicted gain that makes a control variate worth its anchor."""
 
 
 def find_typical_set(
@@ -208,9 +206,6 @@ def choose(
         gains[:, -1] = 0.0
     if not open_control:
         gains[np.arange(len(gains)) != settings.control_variate] = 0.0
-    for higher in range(1, len(gains)):
-        if gains[higher].max() < LEAST_GAIN * gains[:higher].max():
-            gains[higher] = 0.0
     order, best = map(int, np.unravel_index(gains.argmax(), gains.shape))
     rare = noise[0] < LEAST_NOISE * num_rows / batch_size
     if open_rows and rare and not algorithm.trajectory:
