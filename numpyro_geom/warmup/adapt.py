@@ -48,8 +48,6 @@ LEAST_TIMES = 0.4
 """Relaxation times that a draw must span for its correlation with the previous draw to count."""
 LEAST_ALIKE = 0.05
 """Correlation of draws below which it does not tell how fast it decays."""
-SLOW = 0.5
-"""A chain slower than this share of the expected rate takes longer draws."""
 MOST_SLOWER = 8.0
 """Largest factor by which one window may slow the assumed rate of a chain."""
 
@@ -129,7 +127,7 @@ def heed_draws(state: SGState, due: Due, settings: Settings, algorithm: Algorith
     times = state.num_steps * state.step_size * algorithm.rate(adaptation.slowest, state.dynamics)
     # the rate over the expected rate: the estimate, and the largest value that chance allows
     found, most = (-jnp.log(jnp.maximum(x, LEAST_ALIKE)) / times for x in likeness(scale))
-    factor = jnp.where(most < SLOW, jnp.clip(found, 1 / MOST_SLOWER, 1.0), 1.0)
+    factor = jnp.where(most < 1, jnp.clip(found, 1 / MOST_SLOWER, 1.0), 1.0)
     factor = jnp.where(most * times >= -jnp.log(LEAST_ALIKE), 2.0, factor)  # no correlation left
     judging = due.anchoring & (scale.num_draws >= FEWEST_IN_WINDOW) & (times >= LEAST_TIMES)
     rate_factor = jnp.clip(adaptation.rate_factor * factor, 1 / MAX_NUM_STEPS, 1.0)
