@@ -349,32 +349,29 @@ def measure(name: str, kernel: str) -> dict[str, Any]:
     model, args = MODELS[name]()
     args = jax.tree.map(jnp.asarray, args)
     warnings.simplefilter("ignore")
-    mcmc, parts, found = chains(KERNELS[kernel](model), WARMUP, PART, CHAINS), [], None
+    mcmc, parts, size = chains(KERNELS[kernel](model), WARMUP, PART, CHAINS), [], 0.0
     mcmc.warmup(random.key(0), *args)
-    while found is None or (found[4] < ENOUGH and time.process_time() < SECONDS):
+    while size < ENOUGH and time.process_time() < SECONDS:
         mcmc.run(mcmc.post_warmup_state.rng_key, *args)
         mcmc.post_warmup_state = mcmc.last_state
         parts.append(mcmc.get_samples(group_by_chain=True))
-        found = moments(scalars(jax.tree.map(lambda *x: np.concatenate(x, 1), *parts)))
-    seconds = time.process_time()
+        draws = jax.tree.map(lambda *x: np.concatenate(x, 1), *parts)
+        *found, size = moments(scalars(draws))
+    run = {"moments": [x.tolist() for x in found], "size": size, "seconds": time.process_time()}
     flags = [] if kernel == "NUTS" else diagnose(mcmc).flagged
-    told = [f"{check.name} {check.figure}" for check in flags]
-    return {"moments": jax.tree.map(np.ndarray.tolist, found[:4])} | {
-        "size": found[4], "seconds": seconds, "draws": PART * len(parts), "flags": told
-    }  # fmt: skip
+    return run | {"flags": [f"{check.name} {check.figure}" for check in flags]}
 
 
 def line(name: str, runs: dict[str, dict]) -> str:
     """A row of the table."""
-    title, cells, rates = name.replace("_", " "), [], []
+    title, cells = name.replace("_", " "), []
     for run in runs.values():
         if "failed" in run:
             cells.append(run["failed"])
-            continue
-        text = f"{run['size']:.0f} in {run['seconds']:.0f} s"
-        cells.append(text if run["size"] >= ENOUGH else f"not reached: {text}")
-        rates.append(run["size"] / run["seconds"])
-    if len(rates) < len(runs):
+        else:
+            text = f"{run['size']:.0f} in {run['seconds']:.0f} s"
+            cells.append(text if run["size"] >= ENOUGH else f"not reached: {text}")
+    if any("failed" in run for run in runs.values()):
         return f"| {title} | {' | '.join(cells)} |  |  |  |  |"
     (mean, sd, of_mean, of_sd), (truth, sd_truth, *errors) = (
         [np.array(x) for x in runs[kernel]["moments"]] for kernel in ("SGHMC", "NUTS")
@@ -384,9 +381,11 @@ def line(name: str, runs: dict[str, dict]) -> str:
     beyond = [np.abs(x) - SURE * e for x, e in zip((shift, ratio), errors, strict=True)]
     worst = [float(np.abs(x)[np.argmax(b)]) for x, b in zip((shift, ratio), beyond, strict=True)]
     result = "differs" if max(x.max() for x in beyond) > RIGHT else "right"
-    few = min(run["size"] for run in runs.values()) < FEWEST
-    more = "too few draws" if few else result, "; ".join(runs["SGHMC"]["flags"])
-    figures = f"{rates[1] / rates[0]:.1f}", "{:.2f}, {:.2f}".format(*worst)
+    least = min(run["size"] for run in runs.values())
+    more = "too few draws" if least < FEWEST else result, "; ".join(runs["SGHMC"]["flags"])
+    slow, fast = (run["size"] / run["seconds"] for run in runs.values())
+    rate = f"{fast / slow:.1f}" if least >= ENOUGH else ""  # of runs that got there
+    figures = rate, "{:.2f}, {:.2f}".format(*worst)
     return f"| {title} | {' | '.join([*cells, *figures, *more])} |"
 
 

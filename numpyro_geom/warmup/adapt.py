@@ -130,14 +130,13 @@ def heed_draws(state: SGState, due: Due, settings: Settings, algorithm: Algorith
     factor = jnp.where(most < 1, jnp.clip(found, 1 / MOST_SLOWER, 1.0), 1.0)
     factor = jnp.where(most * times >= -jnp.log(LEAST_ALIKE), 2.0, factor)  # no correlation left
     judging = due.anchoring & (scale.num_draws >= FEWEST_IN_WINDOW) & (times >= LEAST_TIMES)
-    rate_factor = jnp.clip(adaptation.rate_factor * factor, 1 / MAX_NUM_STEPS, 1.0)
-    rate_factor = jnp.where(judging, rate_factor, adaptation.rate_factor).astype(
-        adaptation.rate_factor.dtype
-    )
-    slowest = adaptation.slowest * (rate_factor / adaptation.rate_factor)
+    old = adaptation.rate_factor
+    new = jnp.clip(old * factor, 1 / MAX_NUM_STEPS, 1.0)  # draws cannot become longer than that
+    new = jnp.where(judging, new, old).astype(old.dtype)
+    slowest = adaptation.slowest * (new / old)
     scale = lazy_cond(judging & ~due.rescaling, emptied, scale)
     return state._replace(
-        adaptation=adaptation._replace(rate_factor=rate_factor, slowest=slowest), scale=scale
+        adaptation=adaptation._replace(rate_factor=new, slowest=slowest), scale=scale
     )
 
 

@@ -49,6 +49,7 @@ LEARNING_RATE = 0.05
 ROUND_STEPS = 25
 """Steps between two evaluations of the energy."""
 MAX_ROUNDS = 60
+"""Rounds of Adam at most, and of the law."""
 LEAST_FALL = 0.2
 """A smaller fall of the energy per round, in units of the smaller of tau D and tau N, reduces the
 learning rate."""
@@ -74,7 +75,7 @@ WIDTH = 2.0
 """Starts are uniform within this distance of 0 in the unconstrained space, as NumPyro's are."""
 
 FEWEST = 10
-"""Rounds after Adam's, at least; at most `MAX_ROUNDS`."""
+"""Rounds after Adam's, at least."""
 MOVES_ON = 0.5
 """Mean of a shared parameter's last steps, in longest steps, from which it moves on. Steps that are
 noise go back and forth."""
