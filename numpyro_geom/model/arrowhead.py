@@ -452,6 +452,16 @@ class Arrowhead:
         rest = self.corner.diagonal() if nested else jnp.diagonal(self.corner)
         return self.layout.join(rest, jnp.diagonal(self.blocks, axis1=1, axis2=2))
 
+    def with_diagonal(self, values: jax.Array) -> Arrowhead:
+        """The same with another diagonal, shape (D,)."""
+        rest, local = self.layout.split(values)
+        if isinstance(self.corner, Arrowhead):
+            corner: Any = self.corner.with_diagonal(rest)
+        else:
+            corner = jnp.fill_diagonal(self.corner, rest, inplace=False)
+        each = jnp.arange(local.shape[1])
+        return replace(self, corner=corner, blocks=self.blocks.at[:, each, each].set(local))
+
     def times(self, vector: jax.Array) -> jax.Array:
         """The product with a vector, shape (D,)."""
         rest, local = self.layout.split(vector)

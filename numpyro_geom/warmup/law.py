@@ -77,8 +77,7 @@ WIDTH = 2.0
 FEWEST = 10
 """Rounds after Adam's, at least."""
 MOVES_ON = 0.5
-"""Mean of a shared parameter's last steps, in longest steps, from which it moves on. Steps that are
-noise go back and forth."""
+"""Mean of a shared parameter's last steps, in sds, from which it moves on. Noise goes both ways."""
 LEAST_SHARE = 0.3
 """Share of the newest Hessian in the mean Hessian, at least, while m moves; then means are of all
 rounds. Newton's steps are shortened to twice this share."""
@@ -93,7 +92,7 @@ class _Search(NamedTuple):
     Attributes:
         optimiser: Adam's moments.
         stream: position in the stream of rows.
-        curvature: mean of the last estimates of the Hessian's diagonal, of a search of a law.
+        curvature: mean of the last estimates of the Hessian's diagonal.
         num_rounds: rounds so far.
         num_reductions: number of reductions of the learning rate.
     """
@@ -115,17 +114,15 @@ def search(
     rng_key: jax.Array,
     temperature: float,
     near: jax.Array | bool = False,
-    of_law: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """Minimise U with Adam from ``position``, until it falls no more than noise would.
+    """Minimise a mean of U with Adam from ``position``, until it falls no more than noise would.
 
-    A round whose fall is below a share of ``temperature * D``, the spread of U in the target,
-    reduces the learning rate; one that raises the energy is undone. Five reductions end the search,
-    near the typical set and not the mode. Where the energy is not finite, it starts again
-    elsewhere. If the search is ``near`` already, the result is ``position`` itself.
-
-    With ``of_law`` it minimises the mean of U over a law of independent parameters about the
-    position. The law's sds follow from differences of gradients at opposite sides.
+    The mean is over a law of independent parameters about the position. The law's sds follow from
+    differences of gradients at opposite sides. A round whose fall is below a share of
+    ``temperature * D``, the spread of U in the target, reduces the learning rate; one that raises
+    the energy is undone. Five reductions end the search, near the typical set and not the mode.
+    Where the energy is not finite, it starts again elsewhere. If the search is ``near`` already,
+    the result is ``position`` itself.
 
     Returns:
         The position, and the law's sds, shape (D,).
@@ -140,8 +137,6 @@ def search(
 
     def around(position: jax.Array, now: _Search, word: jax.Array) -> tuple:
         """Positions over which a mean is taken, and their distance from ``position``."""
-        if not of_law:
-            return position[None], 1.0
         signs = jnp.sign(scattered_floats(word, position.size, position.dtype))
         away = signs * width(now.curvature)
         return jnp.stack([position + away, position - away]), away
@@ -152,15 +147,12 @@ def search(
         batch, stream = potential.draw(key_step, now.stream)
         places, away = around(current, now, key_word(key_step))
         slopes = lax.map(lambda x: jax.grad(potential.energy)(x, batch), places)
-        curvature = now.curvature
-        if of_law:
-            most = GROWTH * jnp.abs(curvature)
-            seen = jnp.clip((slopes[0] - slopes[1]) / (2 * away), -most, most)
-            seen = MEMORY * curvature + (1 - MEMORY) * seen
-            curvature = jnp.where(jnp.isfinite(seen), seen, 4 * curvature)
+        most = GROWTH * jnp.abs(now.curvature)
+        seen = jnp.clip((slopes[0] - slopes[1]) / (2 * away), -most, most)
+        seen = MEMORY * now.curvature + (1 - MEMORY) * seen
+        curvature = jnp.where(jnp.isfinite(seen), seen, 4 * now.curvature)
         grad = jnp.mean(slopes, axis=0) / potential.num_data
-        if of_law:
-            grad = jnp.where(all_finite(grad), grad, 0)
+        grad = jnp.where(all_finite(grad), grad, 0)
         much = jnp.maximum(jnp.max(jnp.abs(grad)) / HUGE, 1.0)
         grad = (grad / much * (1 + jnp.log(much))).astype(grad.dtype)
         direction, optimiser = _ADAM.update(grad, now.optimiser)
@@ -231,8 +223,7 @@ class _Rounds(NamedTuple):
         root: L.
         width: share of L for the next draws; at first 0 where L is not known yet.
         share: of the next Hessian in the mean Hessian.
-        moves: mean of the shared parameters' last steps.
-        longest: longest step of a parameter, in sds.
+        moves: mean of the last steps, in units of L.
         back: the last centre where the energy had not risen.
         level: the mean energy of the draws there.
         draw: one of these draws.
@@ -246,7 +237,6 @@ class _Rounds(NamedTuple):
     width: jax.Array
     share: jax.Array
     moves: jax.Array
-    longest: jax.Array
     back: jax.Array
     level: jax.Array
     draw: jax.Array
@@ -273,11 +263,11 @@ def find_law(
     moving = searching and potential.on_all_rows is not None
     width = jnp.ones_like(position)
     if searching:
-        found, width = search(potential, position, rng_key, target.temperature, target.near, True)
+        found, width = search(potential, position, rng_key, target.temperature, target.near)
         position = jnp.where(target.is_usable(found), found, position)
     look, mean, root = _kind(potential, layout, position, width, low_rank)
     fewest, most = (FEWEST, MAX_ROUNDS) if searching else (1, 1)
-    shortest, near = jnp.asarray(tau**0.5, dtype), jnp.asarray(target.near)
+    usual, near = jnp.asarray(tau**0.5, dtype), jnp.asarray(target.near)
 
     def one_round(now: _Rounds) -> _Rounds:
         key = random.fold_in(rng_key, 2 + now.number)
@@ -286,45 +276,40 @@ def find_law(
         away = now.width * tau**0.5 * jax.vmap(now.root.times)(noise)
         places = now.centre + jnp.concatenate([away, -away])
         energy, gradient, mean, root, mover = look(places, now.root, (now.mean, now.share), key)
-        step = jnp.clip(mover.transposed_times(gradient), -now.longest, now.longest)
-        last = step if layout is None else layout.parts(step)[0]
-        moves = _between(
-            jnp.maximum(LEAST_SHARE, 1 / (1 + now.number)).astype(dtype), now.moves, last
-        )
-        onward = jnp.where(moves * last > 0, jnp.minimum(jnp.abs(moves), jnp.abs(last)), 0)
+        longest = jnp.maximum(usual, 4 * jnp.abs(now.moves))  # longer where it moves on
+        step = jnp.clip(mover.transposed_times(gradient), -longest, longest)
+        moves = _between(jnp.asarray(LEAST_SHARE, dtype), now.moves, step)
+        onward = jnp.where(moves * step > 0, jnp.minimum(jnp.abs(moves), jnp.abs(step)), 0)
+        shared = onward if layout is None else layout.parts(onward)[0]
         centre = now.centre
         if moving:
             centre = centre - 2 * jnp.minimum(now.share, LEAST_SHARE) * mover.times(step)
         good = all_finite((centre, root)) & target.is_usable(centre)
         risen = ~(good & (energy <= now.level + tau * size))
-        far = jnp.any(onward >= MOVES_ON * shortest) | risen
+        far = jnp.any(shared >= MOVES_ON * usual) | risen
         begins = now.number == 0  # L was not known yet
-        longer = ~begins & jnp.any(onward >= MOVES_ON * now.longest)
         wider = jnp.where(now.width > 0, jnp.minimum(2 * now.width, 1), 1)
         fallen = now._replace(
             centre=centre,
             mean=mean,
             root=root,
+            moves=moves,
             back=now.centre,
             level=energy.astype(dtype),
             draw=now.centre + away[0],
         )
-        halfway = now._replace(centre=(now.back + now.centre) / 2)
         number, share = now.number + 1, now.share / jnp.where(begins, 1, 1 + now.share)
-        return tree_where(risen, halfway, fallen)._replace(
+        halfway = (now.back + now.centre) / 2
+        return tree_where(risen, now._replace(centre=halfway), fallen)._replace(
             number=number,
             finished=(number >= fewest) & (~far | (number >= most)),
             width=jnp.where(risen & (now.width > 0), now.width / 2, wider),
             share=jnp.where(far, jnp.maximum(share, LEAST_SHARE), share),
-            moves=moves,
-            longest=jnp.where(far & ~risen, jnp.where(longer, 4, 1) * now.longest, shortest),
         )
 
-    zero, no, origin = jnp.zeros((), dtype), jnp.asarray(False), 0 * position
-    infinite, moves = zero + jnp.inf, origin if layout is None else layout.parts(origin)[0]
-    law = position, mean, root, zero + (searching & ~near), zero + 1
-    steps = moves, shortest, position, infinite, position
-    begun = _Rounds(jnp.int32(0), no, *law, *steps)
+    zero, law = jnp.zeros((), dtype), (position, mean, root)
+    others = zero + (searching & ~near), zero + 1, 0 * position, position, zero + jnp.inf, position
+    begun = _Rounds(jnp.int32(0), jnp.asarray(False), *law, *others)
     end = lax.while_loop(lambda now: ~now.finished, one_round, begun)
     return Law(end.centre, end.root, end.draw, end.level)
 
@@ -390,10 +375,15 @@ def _kind(
         )
         if some:
             energy, gradient = _on_all_rows(potential, places, rng_key)
-        mean, share = before
+        (mean, noise), share = before
+        # of groups a curvature below its noise counts as that noise: by chance it may be 0
+        shared, *away = groups.parts(jnp.where(share < 1, hessian.diagonal() - mean.diagonal(), 0))
+        away = groups.whole([0 * shared, *away])
+        noise = (1 - share) ** 2 * noise + (share * away) ** 2
         mean = jax.tree.map(partial(_between, share), mean, hessian)
-        root = root_of(mean)
-        return energy, gradient, mean, root, root
+        known = mean.diagonal()
+        root = root_of(mean.with_diagonal(jnp.copysign(jnp.sqrt(known**2 + noise), known)))
+        return energy, gradient, (mean, noise), root, root
 
     if layout is None:
         rank = min(LOW_RANK_PRODUCTS, position.size) if low_rank else 0
@@ -401,7 +391,7 @@ def _kind(
     parents = find_parents(potential, position, layout)
     unit, shared = unit_root(layout, width.dtype, parents), layout.parts(width)[0]
     root = unit.then(MatrixRoot(jnp.diag(shared), jnp.diag(1 / shared)), width)
-    return of_arrow, no_arrowhead(layout, width.dtype, parents), root
+    return of_arrow, (no_arrowhead(layout, width.dtype, parents), 0 * width), root
 
 
 # 3. The law with the most mass
