@@ -349,7 +349,7 @@ def test_a_search_that_ends_far_away_is_corrected(monkeypatch: pytest.MonkeyPatc
 def test_a_curvature_below_its_noise_is_not_a_wide_group() -> None:
     """Curvatures of Cauchy's law have both signs, and a mean over few draws may be near 0.
 
-    For one parameter the nearest normal law has the sd 1.66. As a flat direction, the worst of 200
+    For one parameter the nearest normal law has the sd 1.63. As a flat direction, the worst of 200
     groups would have one of 50 to 450, and chains would start 75 away.
     """
     groups = 200
@@ -363,9 +363,9 @@ def test_a_curvature_below_its_noise_is_not_a_wide_group() -> None:
     start, key = random.normal(random.key(0), (groups + 1,)) / 2, random.key_data(random.key(0))
     law = jax.jit(lambda x: find_law(target, layout, x, key, True))(start)
     sds = layout.parts(law.root.variances() ** 0.5)[1]
-    assert sds.min() > 1.66 / 4
-    assert sds.max() < 4 * 1.66
-    assert np.abs(layout.parts(law.centre)[1]).max() < 1.66
+    assert sds.min() > 1.63 / 4
+    assert sds.max() < 4 * 1.63
+    assert np.abs(layout.parts(law.centre)[1]).max() < 1.63
 
 
 def test_a_search_goes_back_where_the_energy_rises(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,7 +383,7 @@ def test_a_search_goes_back_where_the_energy_rises(monkeypatch: pytest.MonkeyPat
         return jnp.sum(vector**2) / 2 + 50 * jnp.sum(away**2)
 
     target = Target(function_potential(energy), 1.0)
-    start = 3 * random.normal(random.key(0), (size_of(layout),))
+    start = 5 * random.normal(random.key(0), (size_of(layout),))
     key = random.key_data(random.key(0))
     law = jax.jit(lambda x: find_law(target, layout, x, key, True))(start)
     # 165 parameters add half a nat each; in steps that never go back it is millions

@@ -219,7 +219,7 @@ class _Rounds(NamedTuple):
         number: of rounds so far.
         finished: whether it was the last one.
         centre: m.
-        mean: the mean Hessian.
+        mean: the mean Hessian; with a layout also the variances of its diagonal by chance.
         root: L.
         width: share of L for the next draws; at first 0 where L is not known yet.
         share: of the next Hessian in the mean Hessian.
