@@ -495,6 +495,18 @@ class Result(NamedTuple):
     seconds: float
 
 
+def at_identity(site: str, value: jax.Array, factors: Expanded) -> dict[str, jax.Array]:
+    """A start at a value of an expanded site: V is this value, and the factors are the identity."""
+
+    def model() -> None:
+        numpyro.sample(site, dist.Normal(0, 1).expand(value.shape).to_event())
+
+    expanded = handlers.reparam(model, config={site: factors})
+    trace = handlers.trace(handlers.seed(expanded, random.key(0))).get_trace()
+    sites = {name: x["value"] for name, x in trace.items() if x["type"] == "sample"}
+    return {name: value if name.endswith("_V") else 0 * x for name, x in sites.items()}
+
+
 def run_network(
     data_name: str,
     data: Data,
@@ -523,7 +535,7 @@ def run_network(
             begin = time.perf_counter()
             at = dict(start)
             for site, factors in available[name].items():
-                at |= factors.start(site, at.pop(site))
+                at |= at_identity(site, at.pop(site), factors)
             chain = run_chain(kernel, sample, at, (X, y), key, effort)
             found = measure(network, chain.draws, data)
             results.append(record(name, rates[name], found, chain.undone, chain.seconds))

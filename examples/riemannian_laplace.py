@@ -250,7 +250,8 @@ def squiggle(variances: tuple[float, float]) -> Target:
         return np.stack([velocity[..., 0], velocity[..., 1] + along - np.sin(along)], axis=-1)
 
     start = {"init_params": {"theta": jnp.zeros(2)}, "max_steps": 0}
-    return Target(model, (jnp.asarray(sd),), "–", exact, metric, exact_map, fit=start)
+    exactly = {"exact": exact, "metric": metric, "exact_map": exact_map}
+    return Target(model, (jnp.asarray(sd),), "–", fit=start, **exactly)
 
 
 def funnel() -> Target:

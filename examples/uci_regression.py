@@ -407,7 +407,8 @@ def kernel_method(make: Callable[..., Any]) -> Method:
         )
         mode = dict(part.mode)
         if make is make_expanded:
-            mode |= HIDDEN_SIDE.start("w1", mode.pop("w1"))
+            w = mode["w1_expanded_V"] = mode.pop("w1")
+            mode["w1_expanded_Q1"] = jnp.zeros((w.shape[-1], w.shape[-1]))  # the identity
         mcmc.run(key, part.X, part.y, init_params=mode)
         return mcmc.get_samples()
 

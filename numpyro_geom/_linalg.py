@@ -57,11 +57,6 @@ def _inverse_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
     return whole, -matmul(matmul(whole, tangents[0]), whole)
 
 
-def eigenvalues(matrix: Array) -> Array:
-    """Eigenvalues of a symmetric matrix, ascending."""
-    return one_by_one(lambda x: jnp.linalg.eigvalsh(x))(matrix)
-
-
 def eigenpairs(matrix: Array) -> tuple[Array, Array]:
     """Eigenvalues of a symmetric matrix, ascending, and eigenvectors as columns."""
     return one_by_one(lambda x: tuple(jnp.linalg.eigh(x)))(matrix)

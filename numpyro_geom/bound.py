@@ -34,7 +34,6 @@ from .warmup.start import (
     FEW_OPERATIONS,
     FEW_ROWS,
     FIRST_ROWS,
-    GRADIENTS,
     USUAL_STEPS,
     Choice,
 )
@@ -237,7 +236,7 @@ def bind(
     moves = init_params is None
     found, undecided = _resolved(bound, rows, one, num_warmup, trajectory, moves)
     number = MAX_ROUNDS * ROUND_STEPS + USUAL_STEPS * 2 * num_warmup
-    number /= GRADIENTS[int(found.control_variate)]
+    number /= 2 ** int(found.control_variate)  # a step costs as many gradients
     cheap = set(undecided) == set(CHOSEN) and _is_cheap(bound, one, number)
     if rows and found.deep and settings.batch_size == "auto":  # noise limits a network's steps
         cheap = _is_cheap(bound, one, NETWORK_GRADIENTS)

@@ -45,7 +45,7 @@ from numpyro_geom.model.control_variate import Curvature, anchor_at, with_contro
 from numpyro_geom.model.potential import function_potential
 from numpyro_geom.sampling.state import Target
 from numpyro_geom.warmup.adapt import what_is_due
-from numpyro_geom.warmup.curvature import largest_noise
+from numpyro_geom.warmup.curvature import noise_at
 from numpyro_geom.warmup.law import find_law
 from numpyro_geom.warmup.scale import renew_scale
 
@@ -722,7 +722,7 @@ def test_noise_of_groups_is_the_mean_over_positions(x64: None) -> None:
     potential = function_potential(lambda t: jnp.sum(t**2))._replace(score_noise=score_noise)
     key = random.key_data(random.key(1))
     layout = find_layouts({"t": (size,)}, {"t": [("p", 0)]})[0]
-    largest = largest_noise(potential, jnp.ones(size), key, layout)
+    largest, _ = noise_at(potential, jnp.ones(size), key, layout=layout)
     # rows that differ have no direction in common: the far quantile of the entries is the largest.
     # An entry is a mean over 24 positions, each with signs of its own
     t, gradient = np.random.default_rng(0).normal(size=(2, 20_000, 24))
@@ -746,10 +746,11 @@ def test_noise_of_groups_counts_for_what_it_does_to_a_scale(x64: None) -> None:
 
     potential = function_potential(energy)._replace(score_noise=score_noise)
     key = random.key_data(random.key(1))
-    without, found = (
-        largest_noise(potential, jnp.ones(size + 1), key, layout, plain, temperature=4.0)
+    how = {"layout": layout, "temperature": 4.0}
+    (without, _), (found, _) = (
+        noise_at(potential, jnp.ones(size + 1), key, plain=plain, **how)
         for plain in (None, potential)
     )
     assert without < 4
-    # the mean over eight positions s, and over signs
+    # the mean over 24 positions s, and over signs
     assert found == pytest.approx(4.0**0.5 * a * 2 * size, rel=0.1)

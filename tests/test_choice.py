@@ -75,18 +75,25 @@ def test_few_rows_are_all_taken() -> None:
 
 
 def rare(X: jax.Array, y: jax.Array) -> None:
-    w = numpyro.sample("w", dist.Normal(0, 10).expand([3]).to_event(1))
+    w = numpyro.sample("w", dist.Normal(0, 10).expand(X.shape[1:]).to_event(1))
     with numpyro.plate("rows", len(y)) as i:
         numpyro.sample("y", dist.Bernoulli(logits=X[i] @ w - 8), obs=y[i])
 
 
-def test_rare_events_take_all_rows() -> None:
-    """A sample of rows misses them, and its gradients have nearly no noise."""
-    X = ROWS[0]
-    y = jnp.zeros(len(X)).at[jnp.argsort(X[:, 0])[-3:]].set(1)
-    kernel = SGHMC(rare)
-    assert chosen(kernel, X, y) == (None, 0)
-    assert kernel.bound.choice.noise[0] < 1
+def test_rare_events_are_seen_or_take_all_rows() -> None:
+    """If a sample of rows misses them, its gradients have nearly no noise."""
+    for X, seen in ((ROWS[0], True), (random.normal(random.key(0), (200_000, 1)), False)):
+        y = jnp.zeros(len(X)).at[jnp.argsort(X[:, 0])[-3:]].set(1)
+        kernel = SGHMC(rare)
+        rows, order = chosen(kernel, X, y)
+        plain, _ = kernel.bound.choice.noise
+        if seen:
+            # the largest eigenvalue of the covariance of all rows' gradients, for 256 rows
+            assert 85 / 2 < plain * rows / FIRST_ROWS < 2 * 85
+            assert order == 1
+        else:
+            assert plain < 1
+            assert (rows, order) == (None, 0)
 
 
 def test_many_players_of_few_matches_take_all_rows() -> None:

@@ -137,7 +137,7 @@ def test_draws_without_likeness_become_shorter_again(
     scale = counted(rho, 2000, size=3)
     adaptation = init_adaptation(100, jnp.float32)._replace(rate_factor=jnp.float32(slower))
     state = Warming(scale, adaptation, jnp.asarray(10), jnp.asarray(0.1, jnp.float32))
-    due: Any = SimpleNamespace(anchoring=jnp.array(True), rescaling=jnp.array(False))
+    due: Any = SimpleNamespace(anchoring=jnp.array(True), early=jnp.array(False))
     settings: Any = SimpleNamespace(given_num_steps=None, scales=True, dense_scale=True)
     rule: Any = SimpleNamespace(rate=lambda slowest, dynamics: slowest)
     found = heed_draws(state, due, settings, rule).adaptation  # type: ignore

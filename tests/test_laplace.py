@@ -342,7 +342,8 @@ def test_the_default_has_the_posterior_mean_of_a_scale() -> None:
 
 @pytest.mark.slow
 def test_a_mode_alone_has_not_the_posterior_mean_of_a_scale() -> None:
-    assert regression_scale("hausdorff") < -0.3
+    with pytest.warns(SamplingWarning, match="error of the means"):
+        assert regression_scale.__wrapped__("hausdorff") < -0.3
 
 
 @pytest.mark.slow
@@ -351,8 +352,10 @@ def test_a_mean_too_far_from_the_mode_is_not_taken(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("numpyro_geom.laplace.fit.FARTHEST_MEAN", 0.1)
     with pytest.warns(SamplingWarning, match="too far for draws about it"):
         far = regression_scale.__wrapped__("auto")
+    with pytest.warns(SamplingWarning, match="error of the means"):
+        mode = regression_scale.__wrapped__("hausdorff")
     # the velocities are others: 5 standard errors of both
-    assert far == pytest.approx(regression_scale("hausdorff"), abs=0.11)
+    assert far == pytest.approx(mode, abs=0.11)
     assert abs(near - far) > 0.3
 
 
@@ -578,10 +581,11 @@ def two_outputs(X: jax.Array, y: jax.Array | None = None) -> None:
         numpyro.sample("y", dist.Normal(jnp.sin(X[i] @ w), s), obs=obs)
 
 
+@pytest.mark.filterwarnings("ignore:error of the means")
 @pytest.mark.slow
 def test_linearised_predictions_expand_the_parameters_around_the_mode() -> None:
     X, _ = logistic_data(rows=30)
-    y = jnp.sin(X @ jnp.array([0.3, -0.2, 0.1]))
+    y = jnp.sin(X @ jnp.array([0.3, -0.2, 0.1])) + 0.1 * random.normal(KEY, (30,))
     guide = RiemannianLaplace(two_outputs, "euclidean", damping=1.0)
     params = guide.fit(KEY, X, y)
     loc, new = params["auto_loc"], X[:4]

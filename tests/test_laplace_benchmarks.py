@@ -72,12 +72,13 @@ def test_the_law_of_groups_is_compared_with_exact_moments(
 ) -> None:
     monkeypatch.setattr(scale, "GUIDES", {"RiemannianLaplace": scale.RiemannianLaplace})
     _, row = columns(scale.table_of_groups([101]))
-    size, shared, local, _, widths, gradients = (row[k] for k in (1, 3, 4, 5, 6, 7))
+    size, shared, local, _, widths, fitted, drawn = row[1:2] + row[3:]
     assert size == "206"
     assert float(shared) < 0.5
     assert float(local) < 0.1
     assert widths == "1.00 to 1.00"
-    assert int(gradients.replace(",", "")) > 800
+    assert int(fitted) > 0
+    assert int(drawn) > 0
 
 
 # --- the defaults

@@ -229,7 +229,7 @@ def _propose(
     due = what_is_due(state.i, adaptation.num_warmup, True)
     tiny = jnp.finfo(extra.scale.dtype).tiny
     scale = jnp.maximum(adaptation.curvature, tiny) ** -0.5
-    scale = jnp.where(due.renewing, scale, extra.scale)
+    scale = jnp.where(due.measuring & ~due.closing, scale, extra.scale)
     latest, average = extra.averaging[0], extra.averaging[1]
     h = state.step_size
     if settings.schedule is None:

@@ -140,6 +140,8 @@ LINEAR = (
     "dynamic_slice", "gather", "mul", "neg", "reshape", "slice", "squeeze", "sub", "transpose",
 )  # fmt: skip
 """Operations after which an entry of an input is still an entry or a multiple of it."""
+SUMS = (*LINEAR, *CONTRACTIONS, "cumsum", "pad", "reduce_sum", "select_n")
+"""Operations after which sums of products are still such sums."""
 
 
 class Layered(NamedTuple):
@@ -148,29 +150,34 @@ class Layered(NamedTuple):
     Attributes:
         raw: whether its entries are multiples of inputs.
         layered: whether products of an input with other values are summed up in it.
+        bent: whether a function of such sums is in it.
     """
 
     raw: bool
     layered: bool
+    bent: bool
 
 
 def is_deep(jaxpr: Jaxpr) -> bool:
-    """Whether sums of products with inputs are multiplied by further inputs, and summed again.
+    """Whether functions of sums of products with inputs are multiplied by inputs, and summed again.
 
     A network of at least two layers does this. Its units can be exchanged, so that its posterior
-    has many equal modes.
+    has many equal modes. A product of matrices has no function between them, and a factorisation
+    is that of a matrix, such as of a covariance.
     """
     found = []
-    nothing = Layered(False, False)
+    nothing = Layered(False, False, False)
 
     def rule(equation: JaxprEqn, given: list[Layered]) -> list[Layered]:
         name = equation.primitive.name
-        layered = any(x.layered for x in given)
-        new = Layered(name in LINEAR and any(x.raw for x in given) and not layered, layered)
+        layered, bent = any(x.layered for x in given), any(x.bent for x in given)
         if name in CONTRACTIONS:
             left, right = given[:2]
-            found.append((left.layered and right.raw) or (right.layered and left.raw))
-            new = Layered(False, True)
+            found.append((left.bent and right.raw) or (right.bent and left.raw))
+            layered = True
+        raw = name in LINEAR and any(x.raw for x in given) and not layered
+        new = Layered(raw, layered, bent or (layered and name not in SUMS))
+        new = nothing if name in FACTORISATIONS else new
         results = [new] * len(equation.outvars)
         for program in inner(equation):
             inputs = given[len(given) - len(program.invars) :]
@@ -183,7 +190,7 @@ def is_deep(jaxpr: Jaxpr) -> bool:
                     results = followed(program, inputs, rule, nothing)
         return results
 
-    followed(jaxpr, [Layered(True, False)] * len(jaxpr.invars), rule, nothing)
+    followed(jaxpr, [Layered(True, False, False)] * len(jaxpr.invars), rule, nothing)
     return any(found)
 
 

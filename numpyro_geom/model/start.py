@@ -142,7 +142,8 @@ def with_params(model: Model, rows: Mapping[str, jax.Array]) -> Model:
         return model
     rows = dict(rows) if model.on_host else {}
     seen = SubsamplePlates(model.fn, rows)
-    again = SubsamplePlates(model.fn, {RNG_KEY: random.key(1)} | rows)
+    with at_once():
+        again = SubsamplePlates(model.fn, {RNG_KEY: random.key(1)} | rows)
     return model.replace(
         fixed=_param_values(seen, again, model.args, model.kwargs, model.plan.idle_params)
     )

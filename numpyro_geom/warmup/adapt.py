@@ -5,9 +5,9 @@ With W draws of warm-up::
     before draw 0     a search for the typical set, unless the start is given; the first anchor
     draw 0            statistics settle (of the metric, of noise); the position does not move
     before draw 1     curvature and noise are measured: the first step size
-    1/16 ... W - 1    measured again a dozen times; from W / 2 on the extremes are kept
-    W/8 W/4 W/2       the scale is renewed from the draws since W/16, or since the previous time
-    W/8 W/4 W/2       the anchor moves to the mean of the draws, and the mean is restarted
+    W/8 W/4 W/2       the scale is renewed from the draws since the previous time, the anchor moves
+                      to their mean, and curvature and noise are measured again
+    9/16 ... W - 1    measured again nine times; the extremes are kept
     3W/4 7W/8         the anchor moves to the mean of the second half (`GGMC` with an anchor of
                       second order leaves it where the search ended)
     7W/8              statistics stop changing, so that the last measurements see the final ones
@@ -41,13 +41,10 @@ from .scale import emptied, likeness, with_draw
 
 LEAST_SCALED = 0.5
 """Smallest curvature that counts if a covariance scales the coordinates. Variances are about 1 in
-these, and an eigenvalue of 0 at one place does not tell how long the chain takes to relax."""
+these, and an eigenvalue of 0 at one place does not tell how long the chain takes to relax. The
+largest curvature is at least 1."""
 FEWEST_IN_WINDOW = 12
 """Fewest draws in a window whose mean may be an anchor, and whose correlation counts."""
-LEAST_TIMES = 0.4
-"""Relaxation times that a draw must span for its correlation with the previous draw to count."""
-LEAST_ALIKE = 0.05
-"""Correlation of draws below which it does not tell how fast it decays."""
 MOST_SLOWER = 8.0
 """Largest factor by which one window may slow the assumed rate of a chain."""
 
@@ -61,14 +58,9 @@ class Due(NamedTuple):
         moving: whether the position moves.
         learning: whether statistics of the metric and of noise may change.
         measuring: whether curvature and noise are measured before the draw.
-        renewing: whether a measurement renews the scale from which acceptance adapts the step
-            size. The last measurements do not.
-        replacing: whether a measurement replaces earlier ones; otherwise the extremes are kept.
         anchoring: whether the anchor moves to the mean of draws.
-        restarting: whether this mean is then restarted.
-        opening: whether the window of draws for the scale is emptied.
-        rescaling: whether the coordinates are rescaled before the draw.
-        recentring: whether temperatures are measured from the start of the draw.
+        early: whether a measurement replaces earlier ones, the mean of draws is restarted when the
+            anchor has moved, and the coordinates are rescaled then.
         closing: whether this is the last draw of warm-up, or a later draw.
     """
 
@@ -77,13 +69,8 @@ class Due(NamedTuple):
     moving: jax.Array
     learning: jax.Array
     measuring: jax.Array
-    renewing: jax.Array
-    replacing: jax.Array
     anchoring: jax.Array
-    restarting: jax.Array
-    opening: jax.Array
-    rescaling: jax.Array
-    recentring: jax.Array
+    early: jax.Array
     closing: jax.Array
 
 
@@ -93,22 +80,18 @@ def what_is_due(i: jax.Array, num_warmup: jax.Array, adapts: bool) -> Due:
     ``adapts`` tells whether any setting follows from measurements.
     """
     eighths = jnp.array([1, 2, 4, 6, 7], jnp.int32) * num_warmup // 8
-    sixteenths = jnp.array([1, 2, 4, 8, 9, 10, 11, 12, 13, 14, 15], jnp.int32) * num_warmup // 16
-    times = jnp.concatenate([sixteenths, num_warmup[None] - 1])
-    measuring = (i == 1) | ((i >= 1) & (i < num_warmup) & jnp.any(i == times))
+    warming, last = i < num_warmup, i == num_warmup - 1
+    anchoring = (i > 1) & jnp.any(i == eighths)
+    early = i <= jnp.maximum(num_warmup // 2, 1)
+    sixteenth = ~early & (16 * i % jnp.maximum(num_warmup, 1) < 16)
     return Due(
         first=i == 0,
-        warming=i < num_warmup,
+        warming=warming,
         moving=(i > 0) | (not adapts),
         learning=(i < num_warmup * 7 // 8) | (i == 0),
-        measuring=measuring,
-        renewing=measuring & (i <= num_warmup * 7 // 8),
-        replacing=i <= jnp.maximum(num_warmup // 2, 1),
-        anchoring=(i > 1) & jnp.any(i == eighths),
-        restarting=i <= num_warmup // 2,
-        opening=i == num_warmup // 16,
-        rescaling=(i > 1) & jnp.any(i == eighths[:3]),
-        recentring=i <= num_warmup,
+        measuring=(i == 1) | (i > 1) & warming & (anchoring | sixteenth | last),
+        anchoring=anchoring,
+        early=early,
         closing=i >= num_warmup - 1,
     )
 
@@ -126,15 +109,16 @@ def heed_draws(state: SGState, due: Due, settings: Settings, algorithm: Algorith
     adaptation: Adaptation = state.adaptation
     times = state.num_steps * state.step_size * algorithm.rate(adaptation.slowest, state.dynamics)
     # the rate over the expected rate: the estimate, and the largest value that chance allows
-    found, most = (-jnp.log(jnp.maximum(x, LEAST_ALIKE)) / times for x in likeness(scale))
+    judging = due.anchoring & (scale.num_draws >= FEWEST_IN_WINDOW)
+    least = 1 / jnp.maximum(scale.num_draws, 1).astype(times.dtype)  # of n draws nothing is less
+    found, most = (-jnp.log(jnp.maximum(x, least)) / times for x in likeness(scale))
     factor = jnp.where(most < 1, jnp.clip(found, 1 / MOST_SLOWER, 1.0), 1.0)
-    factor = jnp.where(most * times >= -jnp.log(LEAST_ALIKE), 2.0, factor)  # no correlation left
-    judging = due.anchoring & (scale.num_draws >= FEWEST_IN_WINDOW) & (times >= LEAST_TIMES)
+    factor = jnp.where(most * times >= -jnp.log(least), 2.0, factor)  # no correlation left
     old = adaptation.rate_factor
     new = jnp.clip(old * factor, 1 / MAX_NUM_STEPS, 1.0)  # draws cannot become longer than that
     new = jnp.where(judging, new, old).astype(old.dtype)
     slowest = adaptation.slowest * (new / old)
-    scale = lazy_cond(judging & ~due.rescaling, emptied, scale)
+    scale = lazy_cond(judging & ~due.early, emptied, scale)
     return state._replace(
         adaptation=adaptation._replace(rate_factor=new, slowest=slowest), scale=scale
     )
@@ -166,13 +150,13 @@ def before_draw(
                 target.potential, control, restarting, state.z, state.root
             ),
             state.control,
-            due.restarting,
+            due.early,
         )
         state = state._replace(control=control)
     if adapts(settings, algorithm):
         state = _adapt(state, due, target, algorithm, settings, rng_key)
     position = state.chain.position
-    return state._replace(centre=tree_where(due.recentring, position, state.centre))
+    return state._replace(centre=tree_where(due.warming, position, state.centre))
 
 
 def after_draw(
@@ -228,13 +212,15 @@ def _adapt(
             replacing,
             algorithm.noise_factor,
             None if second_order is None else second_order(chain.dynamics, seen),
-            settings.temperature,
-            seen.score_noise,
-            settings.layout,
-            None if algorithm.adjusted else plain,
+            temperature=settings.temperature,
+            scores=seen.score_noise,
+            layout=settings.layout,
+            plain=None if algorithm.adjusted else plain,
         )
-        least = LEAST_SCALED if _knows_covariance(state, settings) else 0.0
-        return found._replace(slowest=found.rate_factor * jnp.maximum(found.flattest, least))
+        least, most = found.flattest, found.curvature
+        if _knows_covariance(state, settings):
+            least, most = jnp.maximum(least, LEAST_SCALED), jnp.maximum(most, 1)
+        return found._replace(slowest=found.rate_factor * least, curvature=most)
 
     adaptation = lazy_cond(
         measuring,
@@ -243,7 +229,7 @@ def _adapt(
         state.chain,
         state.control,
         rng_key,
-        due.replacing,
+        due.early,
     )
     changes = ~due.first & due.warming | measuring
     h, rate, dynamics = algorithm.propose(adaptation, state, seen)

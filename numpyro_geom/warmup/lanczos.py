@@ -1,17 +1,27 @@
-"""Extreme eigenvalues of a symmetric operator that is known only by its products with vectors."""
+"""Extreme eigenvalues of a symmetric operator that is known only by its products with vectors.
+
+Lanczos's iteration is ``beta_j q_{j+1} = A q_j - alpha_j q_j - beta_{j-1} q_{j-1}``. The Ritz
+values are the eigenvalues of T = Q'AQ, which is tridiagonal: alpha on the diagonal, beta beside it.
+Every vector is orthogonalised against all earlier ones, three times, so no value is a ghost. The
+Krylov space may be exhausted: beta_j is at rounding level (the identity, operators of low rank, a
+start in an invariant subspace). Then beta_j is set to 0, and the iteration continues with another
+vector orthogonal to all earlier ones. So every number is a Ritz value, and as many products as
+dimensions give all eigenvalues.
+
+Source: Golub and Van Loan (2013), Matrix computations, section 10.3 (full reorthogonalisation),
+with restarts instead of a stop.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .._checks import check_int
 from .._linalg import eigenpairs, matmul
-from .._util import all_finite, key_word, scattered_floats
+from .._util import all_finite, scattered_floats
 
 LANCZOS_STEPS = 20
 """Usual number of products, with which the largest eigenvalue is known to about 1%."""
@@ -32,76 +42,19 @@ class Extremes(NamedTuple):
     smallest: Array
 
 
-def lanczos(matvec: Callable[[Array], Array], dim: int, start: Array, num_iterations: int) -> Array:
-    """Ritz values of a symmetric operator A by the Lanczos iteration.
-
-    ``beta_j q_{j+1} = A q_j - alpha_j q_j - beta_{j-1} q_{j-1}``
-
-    The Ritz values are the eigenvalues of T = Q'AQ, which is tridiagonal: alpha on the diagonal,
-    beta beside it. Every vector is orthogonalised against all earlier ones, three times, so no
-    value is a ghost. The Krylov space may be exhausted: beta_j is at rounding level (the identity,
-    operators of low rank, a start in an invariant subspace). Then beta_j is set to 0, and the
-    iteration continues with another vector orthogonal to all earlier ones. So every returned number
-    is a Ritz value, and with ``num_iterations >= dim`` they are all the eigenvalues. There is one
-    loop with one product per iteration, and 12 dim num_iterations further operations per iteration.
-    Memory: dim x num_iterations numbers. Works under ``jit`` and ``vmap``.
-
-    Args:
-        matvec: v -> A v, both of shape (dim,), for symmetric A. Not checked for symmetry.
-        dim: dimension, a Python integer >= 1.
-        start: a vector of shape (dim,), best with a share of the eigenvectors of interest; or a
-            PRNG key (typed or uint32) for a vector without a pattern. Such a vector also replaces
-            a start that is zero or not finite, as a failed estimate gives.
-        num_iterations: number of products, a Python integer >= 1; at most ``dim`` are taken.
-
-    Returns:
-        The Ritz values, shape (min(num_iterations, dim),), ascending, in the dtype of ``start``
-        (the default float type for a key); all NaN if a product was not finite.
-
-    Raises:
-        ValueError: if ``dim``, ``num_iterations`` or a shape does not fit.
-        TypeError: if ``dim`` or ``num_iterations`` is not an integer, or ``start`` is neither a
-            float vector nor a key.
-
-    Examples:
-        >>> values = lanczos(lambda v: jnp.array([1.0, 2.0, 5.0]) * v, 3, jax.random.key(0), 3)
-        >>> [round(float(value), 3) for value in values]
-        [1.0, 2.0, 5.0]
-
-    Source: Golub and Van Loan (2013), Matrix computations, section 10.3 (full
-    reorthogonalisation), with restarts instead of a stop.
-    """
-    return ritz_vectors(matvec, dim, start, num_iterations)[0]
-
-
 def ritz_vectors(
-    matvec: Callable[[Array], Array], dim: int, start: Array, num_iterations: int
+    matvec: Callable[[Array], Array], start: Array, num_iterations: int
 ) -> tuple[Array, Array, Array]:
-    """Ritz values and vectors of a symmetric operator by `lanczos`, with the errors of each.
+    """Ritz values and vectors of v -> A v, with the errors of each; all NaN if one is not finite.
 
-    With Ritz value t and unit vector y, the error is the length of A y - t y. Arguments and
-    exceptions are as in `lanczos`.
+    With Ritz value t and unit vector y, the error is the length of A y - t y. A ``start`` that is
+    zero or not finite, as a failed estimate gives, is replaced. It takes at most D products.
 
     Returns:
         The values, shape (r,), ascending; the vectors as rows, shape (r, D); the errors, shape
-        (r,). All NaN if a product was not finite.
+        (r,).
     """
-    basis, alpha, beta = _tridiagonal(matvec, dim, start, num_iterations)
-    matrix = jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1)
-    finite = all_finite(matrix)
-    found = eigenpairs(jnp.where(finite, matrix, 0))
-    values, within = (jnp.where(finite, x, jnp.nan) for x in found)
-    return values, matmul(within.T, basis), jnp.abs(beta[-1] * within[-1])
-
-
-def _tridiagonal(
-    matvec: Callable[[Array], Array], dim: int, start: Array, num_iterations: int
-) -> tuple[Array, Array, Array]:
-    """The basis as rows, alpha, and beta, whose last entry leads out of the basis."""
-    dim, num_iterations = check_int("dim", dim), check_int("num_iterations", num_iterations)
-    num_iterations = min(num_iterations, dim)
-    first, word = _first_vector(start, dim)
-    dtype = first.dtype
+    dim, dtype = start.size, start.dtype
     tolerance = 10 * jnp.finfo(dtype).eps
 
     def clean(vector: Array, basis: Array) -> Array:
@@ -110,17 +63,12 @@ def _tridiagonal(
     def step(carry: tuple[Array, Array, Array], j: Array) -> tuple[tuple, tuple[Array, Array]]:
         basis, vector, scale = carry
         basis = lax.dynamic_update_index_in_dim(basis, vector, j, 0)
-        product = matvec(vector)
-        if jnp.shape(product) != (dim,):
-            raise ValueError(
-                f"matvec must return an array of shape ({dim},), got {jnp.shape(product)}"
-            )
-        product = product.astype(dtype)
+        product = matvec(vector).astype(dtype)
         scale = jnp.maximum(scale, _norm(product))
         residual = product - matmul(matmul(basis, product), basis)
         length = _norm(residual)
         exhausted = ~(length > tolerance * scale)
-        fresh = scattered_floats(word + 1 + j.astype(jnp.uint32), dim, dtype)
+        fresh = scattered_floats(1 + j.astype(jnp.uint32), dim, dtype)
         vector = jnp.where(exhausted, fresh, residual / length)
         # A residual needs one more pass, as after any cancellation. Two more passes are for a fresh
         # vector, which has little outside an almost complete basis, and a residual at rounding.
@@ -128,60 +76,36 @@ def _tridiagonal(
         beta = jnp.where(exhausted, 0, matmul(vector, product))
         return (basis, vector, scale), (matmul(basis[j], product), beta)
 
-    carry = (jnp.zeros((num_iterations, dim), dtype), first, jnp.zeros((), dtype))
-    (basis, _, _), (alpha, beta) = lax.scan(step, carry, jnp.arange(num_iterations))
-    return basis, alpha, beta
+    number, length = min(num_iterations, dim), _norm(start)
+    usable = (length > 0) & jnp.isfinite(length)
+    first = normalise(jnp.where(usable, start, scattered_floats(jnp.uint32(0), dim, dtype)))[0]
+    carry = (jnp.zeros((number, dim), dtype), first, jnp.zeros((), dtype))
+    (basis, _, _), (alpha, beta) = lax.scan(step, carry, jnp.arange(number))
+    matrix = jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1)
+    finite = all_finite(matrix)
+    found = eigenpairs(jnp.where(finite, matrix, 0))
+    values, within = (jnp.where(finite, x, jnp.nan) for x in found)
+    return values, matmul(within.T, basis), jnp.abs(beta[-1] * within[-1])
 
 
 def extreme_eigenvalues(
-    matvec: Callable[[Array], Array], dim: int, start: Array, num_iterations: int
+    matvec: Callable[[Array], Array], start: Array, num_iterations: int
 ) -> Extremes:
-    """Largest and smallest eigenvalues of a symmetric operator, by `lanczos`.
+    """Largest and smallest eigenvalues of a symmetric operator v -> A v, see `ritz_vectors`.
 
-    Exact to rounding (relative to the largest) with ``num_iterations >= dim``. Otherwise the outer
-    values are approached from inside. Twenty products usually give the largest to 1%, twelve to 3%.
-    The smallest of a badly conditioned operator needs a number of products of the order of the
-    square root of the condition number (20 products at condition number 1e4 overestimate it 6 to 11
-    times). In an indefinite operator ``smallest_positive`` is an interior value. Short runs can be
-    too high or too low there. Values within rounding of zero, ``4 eps`` of the largest, count as
-    zero in ``smallest_positive``, as in operators of low rank. Arguments and errors are as in
-    `lanczos`.
-
-    Examples:
-        >>> diagonal = jnp.array([-1.0, 0.5, 3.0])
-        >>> ends = extreme_eigenvalues(lambda v: diagonal * v, 3, jax.random.key(0), 3)
-        >>> [round(float(end), 3) for end in ends]
-        [3.0, 0.5, -1.0]
+    Outer values are approached from inside. Twenty products usually give the largest to 1%, twelve
+    to 3%. The smallest of a badly conditioned operator needs a number of products of the order of
+    the square root of the condition number (20 products at condition number 1e4 overestimate it 6
+    to 11 times). In an indefinite operator ``smallest_positive`` is an interior value. Short runs
+    can be too high or too low there. Values within rounding of zero, ``4 eps`` of the largest,
+    count as zero in it, as in operators of low rank.
     """
-    return ends(lanczos(matvec, dim, start, num_iterations))
-
-
-def ends(values: Array) -> Extremes:
-    """The extremes of eigenvalues in ascending order; all NaN if the eigenvalues are NaN."""
+    values, _, _ = ritz_vectors(matvec, start, num_iterations)
     largest = jnp.max(jnp.abs(values))
     is_positive = values > 4 * jnp.finfo(values.dtype).eps * largest
     positive = jnp.min(jnp.where(is_positive, values, jnp.inf))
     positive = jnp.where(jnp.any(is_positive), positive, jnp.where(jnp.isnan(largest), largest, 0))
     return Extremes(largest, positive, values[0])
-
-
-def _first_vector(start: Array, dim: int) -> tuple[Array, Array]:
-    """The first unit vector, and the seed of the vectors for restarts."""
-    start = jnp.asarray(start)
-    word = jnp.zeros((), jnp.uint32)
-    if jnp.issubdtype(start.dtype, jax.dtypes.prng_key) or start.dtype == jnp.uint32:
-        word = key_word(start)
-        start = scattered_floats(word, dim, jnp.result_type(float))
-    elif not jnp.issubdtype(start.dtype, jnp.floating):
-        raise TypeError(f"start must be a PRNG key or a float vector, got dtype {start.dtype}")
-    if start.shape != (dim,):
-        raise ValueError(
-            f"start must be a PRNG key or a vector of shape ({dim},), got shape {start.shape}"
-        )
-    length = _norm(start)
-    usable = (length > 0) & jnp.isfinite(length)
-    vector = jnp.where(usable, start, scattered_floats(word, dim, start.dtype))
-    return normalise(vector)[0], word
 
 
 def _norm(x: Array) -> Array:

@@ -299,8 +299,9 @@ def find_law(
             draw=now.centre + away[0],
         )
         number, share = now.number + 1, now.share / jnp.where(begins, 1, 1 + now.share)
-        halfway = (now.back + now.centre) / 2
-        return tree_where(risen, now._replace(centre=halfway), fallen)._replace(
+        level = jnp.where(begins & jnp.isfinite(energy), energy, now.level).astype(dtype)
+        undone = now._replace(centre=(now.back + now.centre) / 2, level=level)
+        return tree_where(risen, undone, fallen)._replace(
             number=number,
             finished=(number >= fewest) & (~far | (number >= most)),
             width=jnp.where(risen & (now.width > 0), now.width / 2, wider),

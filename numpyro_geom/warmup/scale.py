@@ -38,8 +38,6 @@ OUTLIER = 1.5
 what chance explains."""
 STANDARD_ERRORS = 2.0
 """Number of standard errors of a correlation that chance may explain, at least."""
-LEAST_ERROR = 1e-3
-"""Least mean squared error that the variances of groups are taken to have."""
 
 
 def given_scale(settings: Settings, position: PyTree) -> Scale:
@@ -99,9 +97,7 @@ def low_rank_root(
     product = hessian_at(potential, flat, rng_key)
     low, high = chance(potential, flat.size)
     rank = min(LOW_RANK_PRODUCTS, flat.size)
-    found = ritz_vectors(
-        lambda v: diagonal * product(diagonal * v), flat.size, diagonal * towards, rank
-    )
+    found = ritz_vectors(lambda v: diagonal * product(diagonal * v), diagonal * towards, rank)
     finite = all_finite(found)
     values, vectors, errors = (jnp.where(finite, x, 0) for x in found)
     usable = jnp.any(values != 0)
@@ -202,7 +198,7 @@ def renew_scale(state: SGState, due: Any, settings: Settings, num_data: int) -> 
             shared, each = covariances
             # from n draws a variance has the squared error 2 / n; the rest is of the present one
             error = jnp.mean((each - 1) ** 2) - 2 / weight
-            prior = 2 / jnp.clip(error, LEAST_ERROR, 1.0)
+            prior = 2 / jnp.clip(error, jnp.finfo(dtype).eps, 1.0)
             root = root.then(_root_of(known(shared)), jnp.sqrt(known(each, prior)))
         elif isinstance(root, LowRankRoot):
             root = root.then(jnp.sqrt(known(covariances)))
@@ -214,8 +210,7 @@ def renew_scale(state: SGState, due: Any, settings: Settings, num_data: int) -> 
         new = tree_where(finite, new, emptied(scale))
         return rescaled(state, new, settings, num_data)
 
-    scale = lazy_cond(due.opening, emptied, state.scale)
-    return lazy_cond(due.rescaling, renew, state._replace(scale=scale))
+    return lazy_cond(due.anchoring & due.early, renew, state)
 
 
 def emptied(scale: Scale) -> Scale:

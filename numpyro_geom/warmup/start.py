@@ -23,7 +23,7 @@ from ..model.potential import Potential
 from ..sampling.algorithm import MAX_NUM_STEPS, Algorithm, rule_temperature
 from ..sampling.settings import DENSE_LIMIT, LOW_RANK, Settings
 from ..sampling.state import SGState, Target
-from .curvature import largest_noise, total_noise
+from .curvature import noise_at
 from .law import find_law, number_of_searches, search_often
 from .scale import given_scale, scale_of_law
 
@@ -40,8 +40,6 @@ FIRST_ROWS = 256
 """
 STEP_OPERATIONS = 1e5
 """Cost of a step besides its gradient: some ten microseconds on one core."""
-GRADIENTS = np.array([1.0, 2.0, 4.0])
-"""Minibatch gradients per step by order of the control variate."""
 GATHERED = 2.0
 """Cost of a drawn row, relative to a row in a pass over all rows in their order."""
 MARGIN = 2.0
@@ -236,7 +234,7 @@ def _costs(target: Target, state: SGState, sizes: list[int], num_rows: int) -> n
     row = cost / few if more == few else max((higher - cost) / (more - few), 0.0)
     fixed = max(cost - few * row, 0.0)
     drawn = fixed + GATHERED * row * np.asarray(sizes, float)
-    orders = [[*(cost * drawn), np.inf] for cost in GRADIENTS[1 : 1 + _highest(state)]]
+    orders = [[*(2**k * drawn), np.inf] for k in range(1, 1 + _highest(state))]
     rest = STEP_OPERATIONS + PARAMETER_OPERATIONS * tree_size(position)
     return rest + np.array([[*drawn, fixed + row * num_rows], *orders])
 
@@ -260,16 +258,15 @@ def _speeds(
     # from the middle of the coordinates, which is 0
     typical = unravel(scattered_floats(key_word(state.rng_key), flat.size, flat.dtype))
 
-    def noise_at(order: jax.Array) -> jax.Array:
+    how: dict = {"layout": settings.layout, "plain": plain, "temperature": target.temperature}
+
+    def noise_of(order: jax.Array) -> jax.Array:
         corrected = target.potential
         if state.control:
             corrected = with_control_variate(corrected, state.control.anchor, order)
         seen = scaled.in_chain(corrected)
-        if algorithm.trajectory:
-            return total_noise(seen, typical, state.rng_key)
-        return largest_noise(
-            seen, typical, state.rng_key, settings.layout, plain, target.temperature
-        )
+        largest, total = noise_at(seen, typical, state.rng_key, **how)
+        return total if algorithm.trajectory else largest
 
     def speed(noise: jax.Array) -> tuple[jax.Array, jax.Array]:
         # curvature is about 1 in scaled coordinates (more with a diagonal scale), like the initial
@@ -283,5 +280,5 @@ def _speeds(
         lost = REJECTED * noise / rule_temperature(settings.temperature)
         return step_size * rate / (1 + lost if algorithm.trajectory else 1), steps
 
-    noise = lax.map(noise_at, jnp.arange(1 + _highest(state)))
+    noise = lax.map(noise_of, jnp.arange(1 + _highest(state)))
     return *jax.vmap(jax.vmap(speed))(noise[:, None] * shares), noise
