@@ -164,7 +164,7 @@ def model(x, y):
     slope = numpyro.sample("slope", dist.Normal(0, 1).expand([2]).to_event(1))
     numpyro.deterministic("double", 2 * slope)
     with numpyro.plate("rows", x.shape[0]) as i:
-        numpyro.sample("y", dist.Normal(x[i] @ slope, 1), obs=y[i])
+        numpyro.sample("y", dist.Normal(x[i] @ slope, 1), obs=jnp.asarray(y)[i])
 
 
 def group_names(idata):

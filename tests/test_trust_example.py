@@ -38,7 +38,7 @@ def test_quick_run_writes_tables_and_figures(example: ModuleType, tmp_path: Path
 @pytest.mark.filterwarnings("ignore::numpyro_geom._checks.SamplingWarning")  # short runs
 def test_page_runs_block_after_block() -> None:
     few = {"num_warmup=500, num_samples=1000": "num_warmup=30, num_samples=60, progress_bar=False"}
-    assert len([*pages.run(ROOT / "docs" / "trust.md", few)]) == 9
+    assert len([*pages.run(ROOT / "docs" / "trust.md", few)]) == 8
 
 
 def test_page_includes_every_table_and_figure() -> None:

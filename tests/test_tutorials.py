@@ -45,7 +45,7 @@ SMALL = {
     "laplace": {"num_draws = 500": "num_draws = 50"},
     "hierarchical": {"= 10_000, 400_000, 1_000": "= 300, 600, 30"},
     "long_run": {"= 2_000_000, 1_000": "= 1_000, 40"},
-    "network": {"= 1_438, 200, 100": "= 200, 16, 2"},
+    "network": {"= 1_438, 100, 100": "= 200, 16, 2"},
 }
 """What runs in the place of a script's numbers."""
 
