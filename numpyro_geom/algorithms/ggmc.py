@@ -235,7 +235,8 @@ def _propose(
     if settings.schedule is None:
         h = scale * jnp.exp(jnp.where(due.closing, average, latest))
     given = settings.given_friction is not None
-    friction = old.friction if given else jnp.sqrt(adaptation.slowest)
+    friction = jnp.sqrt(adaptation.slowest / adaptation.rate_factor)
+    friction = old.friction if given else friction
     rate = relaxation_rate(adaptation.slowest, friction)
     extra = extra._replace(scale=scale.astype(extra.scale.dtype))
     return h, rate, old._replace(friction=friction.astype(old.friction.dtype), extra=extra)

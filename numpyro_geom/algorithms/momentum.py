@@ -142,7 +142,8 @@ def momentum_rule(
     s, so the error on a Gaussian stays within the tolerance. An automatic friction is
     sqrt(lam_min), or as much more as noise needs. sqrt(lam_min) is half of the critical friction of
     the slowest direction. Draws are most effective there: autocorrelation times of theta fall with
-    the friction, and autocorrelation times of theta^2 have their minimum there. It is
+    the friction, and autocorrelation times of theta^2 have their minimum there. Correlated draws
+    do not lower it: the energy would relax more slowly, and draws would be correlated still. It is
     ``least_friction`` times this where stiff places would throw a momentum out. If noise needs more
     than `MOST_FRICTION`, or more than a given friction, the step shrinks.
     """
@@ -164,7 +165,7 @@ def momentum_rule(
         h = given_step
     if given_friction is None:
         damping = jnp.minimum(noise * h**2, most)
-        least = least_friction * jnp.sqrt(adaptation.slowest)
+        least = least_friction * jnp.sqrt(adaptation.slowest / adaptation.rate_factor)
         friction = jnp.maximum(least, 2 * jnp.arctanh(damping) / h)
         friction = jnp.minimum(friction, MOST_FRICTION / h)
     else:

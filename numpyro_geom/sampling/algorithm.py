@@ -57,7 +57,7 @@ barely unstable step never doubles the drift."""
 
 LEAST_RETRY = 2.0**-10
 """The smallest factor on the step size after steps that were undone."""
-CALM, KICK = 1.0, 10.0
+KICK = 10.0
 """A drift that is shorter than the noise when a draw starts, and this many times longer in one of
 its steps, throws out a chain with a momentum. The draw is then marked, unless the chain
 has just started. The step is kept, since the chain can come back."""
@@ -387,7 +387,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
         first = (state.i == 1) & adapting
         ratio_before = jnp.where(first, jnp.inf, state.drift_ratio).astype(dtype)
         arrived = state.i > state.adaptation.num_warmup // 16
-        calm = algorithm.momentum & arrived & (ratio_before < CALM)
+        calm = algorithm.momentum & arrived & (ratio_before < 1)
         carry = (
             start,
             state.trusted,

@@ -108,12 +108,11 @@ def heed_draws(state: SGState, due: Due, settings: Settings, algorithm: Algorith
     scale: Scale = state.scale
     adaptation: Adaptation = state.adaptation
     times = state.num_steps * state.step_size * algorithm.rate(adaptation.slowest, state.dynamics)
-    # the rate over the expected rate: the estimate, and the largest value that chance allows
     judging = due.anchoring & (scale.num_draws >= FEWEST_IN_WINDOW)
     least = 1 / jnp.maximum(scale.num_draws, 1).astype(times.dtype)  # of n draws nothing is less
-    found, most = (-jnp.log(jnp.maximum(x, least)) / times for x in likeness(scale))
-    factor = jnp.where(most < 1, jnp.clip(found, 1 / MOST_SLOWER, 1.0), 1.0)
-    factor = jnp.where(most * times >= -jnp.log(least), 2.0, factor)  # no correlation left
+    passed = -jnp.log(jnp.maximum(likeness(scale), least))  # relaxation times that a draw spans
+    factor = jnp.clip(passed / times, 1 / MOST_SLOWER, 1.0)
+    factor = jnp.where(passed >= -jnp.log(least), 2.0, factor)  # no correlation left
     old = adaptation.rate_factor
     new = jnp.clip(old * factor, 1 / MAX_NUM_STEPS, 1.0)  # draws cannot become longer than that
     new = jnp.where(judging, new, old).astype(old.dtype)
@@ -252,8 +251,6 @@ def _adapt(
     )
 
 
-ENERGY_VARIANCE = 1.0
-"""Variance of a step's error of the energy per parameter, over tau^2 and the bias tolerance."""
 ENERGY_MOMENTA = 4
 """Steps with momenta of their own whose errors are measured at once."""
 MOST_ROUNDS = 12
@@ -297,7 +294,7 @@ def measure_by_energy(
         new, force_there = value_and_force(tree_axpy(h, root(p), position))
         _, ended = algorithm.motion.kick(p, force_there, h / 2, tau)
         gap = (new - value + begun + ended) / rule_temperature(tau)
-        return gap**2 / (size * ENERGY_VARIANCE * settings.bias_tolerance)
+        return gap**2 / (size * settings.bias_tolerance)
 
     def attempt(carry: tuple) -> tuple:
         k, h, _ = carry

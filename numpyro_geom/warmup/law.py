@@ -57,8 +57,8 @@ REDUCTION = 1 / 3
 """Factor on the learning rate after a round that did not lower the energy enough."""
 MAX_REDUCTIONS = 5
 MEMORY = 0.95
-_ADAM = optax.scale_by_adam(b2=MEMORY)
-"""With little memory of squared gradients: a start with large gradients is soon forgotten."""
+"""Adam's memory of squared gradients. With a short one a start with large gradients is soon
+forgotten."""
 HUGE = 1e6
 """Entries of a gradient over N above this grow only as a logarithm. Their squares would overflow,
 and Adam would take long to forget them."""
@@ -130,7 +130,7 @@ def search(
     size, num_data, tau = position.size, potential.num_data, max(temperature, 1e-2)
     if num_data > 1:  # otherwise N is not known
         size = min(size, num_data)  # rows determine at most as many directions as rows
-    enough = LEAST_FALL * tau * size
+    enough, adam = LEAST_FALL * tau * size, optax.scale_by_adam(b2=MEMORY)
 
     def width(curvature: jax.Array) -> jax.Array:
         return jnp.minimum(SEARCH_WIDTH, jnp.sqrt(tau / jnp.abs(curvature)))
@@ -155,7 +155,7 @@ def search(
         grad = jnp.where(all_finite(grad), grad, 0)
         much = jnp.maximum(jnp.max(jnp.abs(grad)) / HUGE, 1.0)
         grad = (grad / much * (1 + jnp.log(much))).astype(grad.dtype)
-        direction, optimiser = _ADAM.update(grad, now.optimiser)
+        direction, optimiser = adam.update(grad, now.optimiser)
         current = (current - rate * direction).astype(current.dtype)
         return current, now._replace(optimiser=optimiser, stream=stream, curvature=curvature)
 
@@ -176,7 +176,7 @@ def search(
         other = random.uniform(random.fold_in(key_rows, 1), position.shape, position.dtype)
         position = jnp.where(jnp.isfinite(there), position, WIDTH * (2 * other - 1))
         finite = jnp.isfinite(fall)  # otherwise Adam's moments may be not finite either
-        fresh = _ADAM.init(position), jnp.full_like(position, first)
+        fresh = adam.init(position), jnp.full_like(position, first)
         optimiser, curvature = tree_where(finite, (now.optimiser, now.curvature), fresh)
         return position, now._replace(
             optimiser=optimiser,
@@ -188,7 +188,7 @@ def search(
     first = tau / SEARCH_WIDTH**2
     zero, stream = jnp.zeros((), jnp.int32), potential.init_stream(random.fold_in(rng_key, 0))
     done = zero + MAX_REDUCTIONS * jnp.asarray(near)
-    now = _Search(_ADAM.init(position), stream, jnp.full_like(position, first), zero, done)
+    now = _Search(adam.init(position), stream, jnp.full_like(position, first), zero, done)
     position, now = lax.while_loop(lambda x: x[1].unfinished, one_round, (position, now))
     return position, width(now.curvature)
 

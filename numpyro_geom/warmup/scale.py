@@ -150,8 +150,8 @@ def with_draw(state: SGState) -> Scale:
     )
 
 
-def likeness(scale: Scale) -> tuple[jax.Array, jax.Array]:
-    """Correlation of a window's successive draws: the largest, and its least value by chance."""
+def likeness(scale: Scale) -> jax.Array:
+    """The largest correlation of a window's successive draws that chance does not explain."""
     count = jnp.maximum(scale.num_draws, 2).astype(scale.total.dtype)
     squares = jax.tree.leaves(scale.squares)[-1]
     squares = jnp.diagonal(squares) if squares.ndim > 1 else squares
@@ -160,7 +160,7 @@ def likeness(scale: Scale) -> tuple[jax.Array, jax.Array]:
     found = jnp.clip(1 - scale.changes / (2 * (count - 1) * variance), 0.0, 1.0)
     # the largest of D numbers that are chance alone
     errors = max(STANDARD_ERRORS, (2 * np.log(found.size)) ** 0.5)
-    return jnp.max(found), jnp.max(found - errors * jnp.sqrt((1 - found**2) / count))
+    return jnp.max(found - errors * jnp.sqrt((1 - found**2) / count))
 
 
 def renew_scale(state: SGState, due: Any, settings: Settings, num_data: int) -> SGState:
