@@ -155,7 +155,8 @@ def before_draw(
     if adapts(settings, algorithm):
         state = _adapt(state, due, target, algorithm, settings, rng_key)
     position = state.chain.position
-    return state._replace(centre=tree_where(due.warming, position, state.centre))
+    centring = state.i <= state.adaptation.num_warmup
+    return state._replace(centre=tree_where(centring, position, state.centre))
 
 
 def after_draw(
