@@ -172,6 +172,14 @@ def rule(cases: np.ndarray, given_step: bool, given_friction: float | None) -> n
     return np.stack(jax.jit(jax.vmap(one))(jnp.asarray(cases, jnp.float32)), 1).astype(float)
 
 
+def test_correlated_draws_make_draws_longer_and_not_the_friction_lower() -> None:
+    learned = adaptation(0.05, 4.0, 0.0)._replace(rate_factor=jnp.float32(0.1))
+    _, friction, rate = map(float, momentum_rule(learned, 0.1, 1.0, None, None))
+    assert friction == pytest.approx(0.5**0.5)
+    # the slower root of s^2 + friction s + 0.05
+    assert rate == pytest.approx((friction - (friction**2 - 4 * 0.05) ** 0.5) / 2, rel=1e-5)
+
+
 def cases(num: int) -> np.ndarray:
     rng = np.random.default_rng(0)
     slowest = 10 ** rng.uniform(-2, 4, num)

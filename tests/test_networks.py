@@ -93,22 +93,6 @@ def correlated(X: jax.Array, y: jax.Array) -> None:
         numpyro.sample("y", dist.Normal((X[i] * slopes[group]).sum(-1), 1.0), obs=y[i])
 
 
-def product(X: jax.Array, y: jax.Array) -> None:
-    """Coefficients by the factor of their covariance: a product of matrices, of one layer."""
-    factor = numpyro.sample("factor", dist.LKJCholesky(3, 1.0))
-    z = numpyro.sample("z", dist.Normal(0, 1).expand([3]).to_event(1))
-    with numpyro.plate("data", X.shape[0]) as i:
-        numpyro.sample("y", dist.Normal(X[i] @ (factor @ z), 1.0), obs=y[i])
-
-
-def relevance(X: jax.Array, y: jax.Array) -> None:
-    """A Gaussian process whose distances are products with a width of each column."""
-    width = numpyro.sample("width", dist.HalfNormal(1).expand([X.shape[1]]).to_event(1))
-    z = numpyro.sample("z", dist.Normal(0, 1).expand([len(y)]).to_event(1))
-    cov = jnp.exp((X * width) @ X.T) + jnp.eye(len(y))
-    numpyro.sample("y", dist.Normal(jnp.linalg.cholesky(cov) @ z, 1.0), obs=y)
-
-
 def process(X: jax.Array, y: jax.Array) -> None:
     """A Gaussian process, non-centred: its factor depends on a length scale."""
     length = numpyro.sample("length", dist.HalfNormal(1))
@@ -136,10 +120,8 @@ def solved(X: jax.Array, y: jax.Array) -> None:
         (recurrent, True),
         (linear, False),
         (correlated, False),
-        (product, False),
         (handlers.reparam(linear, config={"w": Expanded()}), False),
         (handlers.reparam(network, config={"w1": Expanded()}), True),
-        (relevance, False),
         (process, False),
         (solved, False),
     ],

@@ -57,9 +57,8 @@ NON_CENTRED = {"few": "level"}
 """Model -> the site that is not centred for NUTS."""
 ON_HOST = ("host",)
 """Models with rows on the host."""
-LARGE = (
-    "normal logistic host negative_binomial nested nested_logistic ratings regression many_items"
-)
+LARGE = (*ON_HOST, "normal", "logistic", "negative_binomial", "nested", "nested_logistic")
+LARGE += ("ratings", "regression", "many_items")
 """Models of 100,000 rows and more."""
 NUM_DRAWS = {"NUTS": 500, "SGHMC": 1000, "GGMC": 1000}
 """Draws, and as many of warm-up."""

@@ -37,6 +37,7 @@ from .momentum import (
     Momentum,
     init_momentum,
     kinetic_temperature,
+    least_damping,
     num_steps,
     relaxation_rate,
 )
@@ -229,14 +230,13 @@ def _propose(
     due = what_is_due(state.i, adaptation.num_warmup, True)
     tiny = jnp.finfo(extra.scale.dtype).tiny
     scale = jnp.maximum(adaptation.curvature, tiny) ** -0.5
-    scale = jnp.where(due.measuring & ~due.closing, scale, extra.scale)
+    scale = jnp.where(due.measuring & due.learning, scale, extra.scale)
     latest, average = extra.averaging[0], extra.averaging[1]
     h = state.step_size
     if settings.schedule is None:
         h = scale * jnp.exp(jnp.where(due.closing, average, latest))
     given = settings.given_friction is not None
-    friction = jnp.sqrt(adaptation.slowest / adaptation.rate_factor)
-    friction = old.friction if given else friction
+    friction = old.friction if given else least_damping(adaptation)
     rate = relaxation_rate(adaptation.slowest, friction)
     extra = extra._replace(scale=scale.astype(extra.scale.dtype))
     return h, rate, old._replace(friction=friction.astype(old.friction.dtype), extra=extra)

@@ -139,13 +139,10 @@ def momentum_rule(
     """Step size, friction, and relaxation rate per unit of step size.
 
     Let s = bias_tolerance / (1 + bias_tolerance). Neither h^2 lam_H / 4 nor the noise term exceeds
-    s, so the error on a Gaussian stays within the tolerance. An automatic friction is
-    sqrt(lam_min), or as much more as noise needs. sqrt(lam_min) is half of the critical friction of
-    the slowest direction. Draws are most effective there: autocorrelation times of theta fall with
-    the friction, and autocorrelation times of theta^2 have their minimum there. Correlated draws
-    do not lower it: the energy would relax more slowly, and draws would be correlated still. It is
-    ``least_friction`` times this where stiff places would throw a momentum out. If noise needs more
-    than `MOST_FRICTION`, or more than a given friction, the step shrinks.
+    s, so the error on a Gaussian stays within the tolerance. An automatic friction is that of
+    `least_damping`, or as much more as noise needs. It is ``least_friction`` times this where stiff
+    places would throw a momentum out. If noise needs more than `MOST_FRICTION`, or more than a
+    given friction, the step shrinks.
     """
     tau = rule_temperature(temperature)
     share = bias_tolerance / (1 + bias_tolerance)
@@ -165,12 +162,21 @@ def momentum_rule(
         h = given_step
     if given_friction is None:
         damping = jnp.minimum(noise * h**2, most)
-        least = least_friction * jnp.sqrt(adaptation.slowest / adaptation.rate_factor)
+        least = least_friction * least_damping(adaptation)
         friction = jnp.maximum(least, 2 * jnp.arctanh(damping) / h)
         friction = jnp.minimum(friction, MOST_FRICTION / h)
     else:
         friction = jnp.asarray(given_friction, h.dtype)
     return h, friction, relaxation_rate(adaptation.slowest, friction)
+
+
+def least_damping(adaptation: Adaptation) -> jax.Array:
+    """Half of the critical friction of the direction with the least curvature, sqrt(lam_min).
+
+    Autocorrelation times of theta fall with the friction, and those of theta^2 are least there.
+    Correlated draws do not lower it: the energy would relax more slowly still.
+    """
+    return jnp.sqrt(adaptation.slowest / adaptation.rate_factor)
 
 
 def relaxation_rate(slowest: Any, friction: Any) -> Any:

@@ -162,8 +162,7 @@ def is_deep(jaxpr: Jaxpr) -> bool:
     """Whether functions of sums of products with inputs are multiplied by inputs, and summed again.
 
     A network of at least two layers does this. Its units can be exchanged, so that its posterior
-    has many equal modes. A product of matrices has no function between them, and a factorisation
-    is that of a matrix, such as of a covariance.
+    has many equal modes. A product of matrices has no function between them.
     """
     found = []
     nothing = Layered(False, False, False)
@@ -177,7 +176,6 @@ def is_deep(jaxpr: Jaxpr) -> bool:
             layered = True
         raw = name in LINEAR and any(x.raw for x in given) and not layered
         new = Layered(raw, layered, bent or (layered and name not in SUMS))
-        new = nothing if name in FACTORISATIONS else new
         results = [new] * len(equation.outvars)
         for program in inner(equation):
             inputs = given[len(given) - len(program.invars) :]

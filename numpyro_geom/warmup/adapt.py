@@ -154,9 +154,8 @@ def before_draw(
         state = state._replace(control=control)
     if adapts(settings, algorithm):
         state = _adapt(state, due, target, algorithm, settings, rng_key)
-    position = state.chain.position
-    centring = state.i <= state.adaptation.num_warmup
-    return state._replace(centre=tree_where(centring, position, state.centre))
+    centring, here = state.i <= state.adaptation.num_warmup, state.chain.position
+    return state._replace(centre=tree_where(centring, here, state.centre))
 
 
 def after_draw(

@@ -83,8 +83,7 @@ def measure(
     flattest = jnp.where(jnp.isfinite(flattest) & (flattest > 0), flattest, curvature)
     # what chance explains is not flat
     flattest = jnp.minimum(flattest / chance(potential, flat.size)[0], curvature)
-    noise, _ = noise_at(potential, position, rng_key, root=root, **of_noise)
-    noise = noise_factor * noise
+    noise = noise_factor * noise_at(potential, position, rng_key, root=root, **of_noise)[0]
     fresh = adaptation._replace(curvature=curvature, flattest=flattest, noise=noise)
     extended = fresh._replace(
         curvature=jnp.maximum(curvature, adaptation.curvature),
@@ -145,7 +144,6 @@ def noise_at(
     if not scores(rng_key):
         return jnp.zeros((), flat.dtype), jnp.zeros((), flat.dtype)
     far = jnp.linalg.norm(flat) / flat.size**0.5
-    sides = jnp.array([0.0, 1.0, -1.0], flat.dtype)
     plain = None if layout is None else plain
 
     def shift_of(_: Any, noise: jax.Array, place: Any, key: Any) -> jax.Array:
@@ -158,7 +156,7 @@ def noise_at(
             gradient = jax.grad(plain.energy)(unravel(place + side * away), rows)  # type: ignore
             return layout.parts(root(ravel(gradient)[0]))[0]  # type: ignore[union-attr]
 
-        here, ahead, behind = lax.map(force, sides)
+        here, ahead, behind = lax.map(force, jnp.array([0.0, 1.0, -1.0], flat.dtype))
         return (ahead + behind - 2 * here) / length**2
 
     def look(k: jax.Array, found: tuple) -> tuple:

@@ -96,9 +96,8 @@ def extreme_eigenvalues(
     Outer values are approached from inside. Twenty products usually give the largest to 1%, twelve
     to 3%. The smallest of a badly conditioned operator needs a number of products of the order of
     the square root of the condition number (20 products at condition number 1e4 overestimate it 6
-    to 11 times). In an indefinite operator ``smallest_positive`` is an interior value. Short runs
-    can be too high or too low there. Values within rounding of zero, ``4 eps`` of the largest,
-    count as zero in it, as in operators of low rank.
+    to 11 times). In an indefinite operator ``smallest_positive`` is an interior value. Values
+    within rounding of zero, ``4 eps`` of the largest, count as zero in it.
     """
     values, _, _ = ritz_vectors(matvec, start, num_iterations)
     largest = jnp.max(jnp.abs(values))

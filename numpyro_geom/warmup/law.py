@@ -57,8 +57,7 @@ REDUCTION = 1 / 3
 """Factor on the learning rate after a round that did not lower the energy enough."""
 MAX_REDUCTIONS = 5
 MEMORY = 0.95
-"""Adam's memory of squared gradients. With a short one a start with large gradients is soon
-forgotten."""
+"""Adam's memory of squared gradients: short, so that large ones at a start are soon forgotten."""
 HUGE = 1e6
 """Entries of a gradient over N above this grow only as a logarithm. Their squares would overflow,
 and Adam would take long to forget them."""

@@ -257,7 +257,6 @@ def _speeds(
     # at the anchor a control variate leaves no noise. So measure at a typical distance of the chain
     # from the middle of the coordinates, which is 0
     typical = unravel(scattered_floats(key_word(state.rng_key), flat.size, flat.dtype))
-
     how: dict = {"layout": settings.layout, "plain": plain, "temperature": target.temperature}
 
     def noise_of(order: jax.Array) -> jax.Array:
