@@ -20,11 +20,12 @@ from .bound import Bound
 from .model.arrowhead import ArrowRoot, Layout
 from .model.centring import (
     Path,
+    Positive,
     Series,
     Shares,
     Sum,
+    alike,
     coordinates,
-    figures,
     find_paths,
     find_shares,
     onto_paths,
@@ -97,15 +98,12 @@ def shares_at(bound: Bound, state: SGState) -> Shares:
             ones: Any = model.replace(shares=unmeasured(model, position, series))
             position, there = (in_shares(ones, _as_written(bound, x)) for x in (position, there))
         found = find_paths(model, series, position, jax.tree.map(jnp.subtract, there, position))
+        now = used
     else:
         position = _as_written(bound, position)
         found = find_shares(model, position, scale.variances_given_others, used)
-    alike = found.keys() == used.keys() and all(
-        np.abs(x - y).max() < 0.25
-        for name in found
-        for x, y in zip(figures(found[name]), figures(used[name]), strict=True)
-    )
-    return used if alike else found
+        now = used or unmeasured(model, position)
+    return used if not found or alike(found, now) else found
 
 
 def centre_in(bound: Bound, new: Bound, state: SGState, position: PyTree) -> PyTree:
@@ -135,8 +133,9 @@ def _as_written(bound: Bound, position: PyTree) -> PyTree:
     model: Any = bound.model
     if not bound.shares:
         return position
-    values = model.constrain(position)
-    return position | {name: values[name] for name in bound.shares}
+    values, logs = model.constrain(position), bound.shares.items()
+    plain = {n: jnp.log(values[n]) if isinstance(x, Positive) else values[n] for n, x in logs}
+    return position | plain
 
 
 def first_shares(bound: Bound, position: PyTree, *, batched: bool) -> Shares:

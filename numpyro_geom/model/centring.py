@@ -9,9 +9,9 @@ small s (a funnel). Where rows say much, (x_g - m) / s follows s instead. In bet
 depends least on s if c_g is the share of the rows in the precision of x_g (Papaspiliopoulos,
 Roberts, Skoeld 2007, A general framework for the parametrization of hierarchical models). The share
 is measured group by group, where the search before the first draw has ended, and is taken at a
-lower scale, see `LOWER`. If it is above a half for all groups of a site, the site stays as the
-model has it. Otherwise the search goes on in the new coordinates, and the share is measured again:
-a search in a funnel ends at too large a scale.
+lower scale, see `LOWER`. If it differs little from that of the model's own coordinates, these stay.
+Otherwise the search goes on in the new ones, and the share is measured again: a search in a funnel
+ends at too large a scale. Then the scale itself has other coordinates as well, see `Positive`.
 
 The times of a series depend on each other, and what follows their scale s is not one value. It is
 the sum of the squares of all innovations, of which the rows know little. With a path m, where the
@@ -24,9 +24,9 @@ over the times: innovations have 1 - c of the variance in the posterior that the
 
 A model may be written the other way: values z ~ N(0, 1) enter the rows as s z. The program of its
 densities shows such a `Product`. The coordinates u = s^c z have the same share c, so the chain does
-not depend on how the model is written. They stay z where no group has a share above a half. A walk
-may be written by its innovations: if the program adds up s z over time, and the sums make a series
-of neighbours, they have the coordinates of a path (`Sum`).
+not depend on how the model is written. A walk may be written by its innovations: if the program
+adds up s z over time, and the sums make a series of neighbours, they have the coordinates of a path
+(`Sum`).
 
 NumPyro's ``LocScaleReparam`` makes the same change to a model, but its latent site has another name
 and `print_summary` of NumPyro leaves out x. Here x keeps its name, as with any other transform.
@@ -44,6 +44,7 @@ import numpy as np
 import numpyro.distributions as dist
 from jax.extend.core import Jaxpr, Literal
 from jax.flatten_util import ravel_pytree as ravel
+from numpyro.distributions import constraints
 from numpyro.primitives import Messenger
 
 from .._util import PyTree, is_traced
@@ -117,7 +118,39 @@ class Product(NamedTuple):
         return -jnp.sum(self.share * jnp.log(scale))
 
 
-Shares = Mapping[str, np.ndarray | Path | Product]
+class Positive(NamedTuple):
+    """The coordinates of positive values s: logarithms below 1 / k, and linear above it.
+
+    The unconstrained value x is log s, and s = log(1 + k e^u) / k. With k = 0, u is x.
+
+    Attributes:
+        rate: k, in the shape of x.
+    """
+
+    rate: Any
+
+    def x_of(self, u: jax.Array) -> jax.Array:
+        """Log s."""
+        return jnp.where(self.rate > 0, _log_softplus(u + self._shift) - self._shift, u)
+
+    def u_of(self, x: jax.Array) -> jax.Array:
+        """U."""
+        y = jnp.exp(x + self._shift)
+        return jnp.where(self.rate > 0, jnp.log(-jnp.expm1(-y)) + y - self._shift, x)
+
+    def log_det(self, u: jax.Array) -> jax.Array:
+        """Log |dx/du|."""
+        v = u + self._shift
+        each = jax.nn.log_sigmoid(v) - _log_softplus(v)
+        return jnp.sum(jnp.where(self.rate > 0, each, 0))
+
+    @property
+    def _shift(self) -> jax.Array:
+        return jnp.log(jnp.where(self.rate > 0, self.rate, 1))
+
+
+Share = np.ndarray | Path | Product | Positive
+Shares = Mapping[str, Share]
 Series = Mapping[str, type[Path]]
 """The sites of a series, with the kind of their coordinates."""
 
@@ -125,8 +158,8 @@ LOWER = 2.0
 """Shares are taken at a scale that is lower by so many of its posterior standard deviations. A
 chain has to go there too. At the usual scale of eight groups, rows may have most of the precision,
 and a centred chain still misses small scales."""
-MUCH = 0.5
-"""A site whose groups have at least this share from rows stays centred."""
+ALIKE = 0.25
+"""Coordinates stay if no share, nor the logarithm of a scale, would change by more."""
 SIGN_KEEPING = (
     *RESHAPES, "add", "concatenate", "cumsum", "div", "dynamic_slice", "gather", "log1p", "mul",
     "pow", "reduce_sum", "slice", "sqrt",
@@ -136,11 +169,19 @@ STEPS = 16
 """Shares are multiples of one over this number, so that rounding errors do not change them."""
 
 
-def figures(share: np.ndarray | Path | Product) -> list[np.ndarray]:
-    """The figures by which coordinates differ: shares, and the logarithm of a path's scale."""
-    if isinstance(share, Path):
-        return [share.share, np.log(share.width)]
-    return jax.tree.leaves(share)
+def alike(some: Shares, others: Shares) -> bool:
+    """Whether coordinates differ little."""
+
+    def figures(share: Share) -> list[np.ndarray]:
+        if isinstance(share, Path):
+            return [share.share, np.log(share.width)]
+        return [np.sign(share.rate)] if isinstance(share, Positive) else jax.tree.leaves(share)
+
+    return some.keys() == others.keys() and all(
+        np.max(np.abs(x - y), initial=0) <= ALIKE
+        for name in some
+        for x, y in zip(figures(some[name]), figures(others[name]), strict=True)
+    )
 
 
 def normal_of(law: Any) -> dist.Normal | None:
@@ -148,6 +189,11 @@ def normal_of(law: Any) -> dist.Normal | None:
     while isinstance(law, dist.ExpandedDistribution | dist.Independent):
         law = law.base_dist
     return law if type(law) is dist.Normal else None
+
+
+def _log_softplus(v: jax.Array) -> jax.Array:
+    """The logarithm of log(1 + e^v), without underflow."""
+    return jnp.where(v < -15, v, jnp.log(jax.nn.softplus(jnp.maximum(v, -15))))
 
 
 def _power(scale: jax.Array, exponent: Any) -> jax.Array:
@@ -164,7 +210,7 @@ class InShares(Messenger):
 
     def __init__(self, fn: Any, shares: Shares) -> None:
         super().__init__(fn)
-        self.shares = {n: x for n, x in shares.items() if not isinstance(x, Path | Product)}
+        self.shares = {n: x for n, x in shares.items() if not isinstance(x, tuple)}
         self.values: dict[str, jax.Array] = {}
         self._laws: dict[str, dist.Normal] = {}
 
@@ -193,7 +239,7 @@ def coordinates(trace: Mapping[str, Any], shares: Shares) -> dict[str, jax.Array
     """U of the sites, from a record of the model at their values x."""
     found = {}
     for name, share in shares.items():
-        if isinstance(share, Path | Product):
+        if isinstance(share, tuple):
             continue
         normal: Any = normal_of(trace[name]["fn"])
         away = trace[name]["value"] - normal.loc
@@ -209,10 +255,14 @@ def unmeasured(model: Any, position: PyTree, series: Series | None = None) -> Sh
     """
     if series is None:
         scales = _scales_of_groups(model, position)
-        names, found = _following(model, scales, position), {}
+        names = _following(model, scales, position)
+        found: dict[str, Share] = {}
         for name in (*names, *_products(model, position, names)):
             one = np.ones(position[name].shape, position[name].dtype)
             found[name] = one if name in names else Product(0 * one)
+        for name in _positive_sites(model, position) if found else []:
+            zero = np.zeros(position[name].shape, position[name].dtype)
+            found[name] = Positive(zero)
         return found
     if not _may_change(model) or model.plan.local_axes:
         return {}
@@ -249,7 +299,7 @@ def find_shares(
     variance: Callable[[np.ndarray], jax.Array],
     used: Any = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """The shares c of sites that should not be as the model has them; empty in a transformation.
+    """The coordinates of the sites of `unmeasured`; empty in a transformation.
 
     ``variance(index)`` are variances of the parameters u under the shares ``used``, shape (D,). The
     parameters with these indices are those of all groups, and their variances are those given all
@@ -264,40 +314,71 @@ def find_shares(
     inside = [np.full(jnp.size(position[n]), n in both) for n in sorted(position)]
     index = np.flatnonzero(np.concatenate(inside))
     shares = {n: getattr(used[n], "share", used[n]) if n in used else n in names for n in both}
+    positive = _positive_sites(model, position)
 
-    def measured(position: PyTree) -> dict[str, tuple[jax.Array, jax.Array]]:
+    def measured(position: PyTree) -> tuple[dict, dict]:
         rows = model.potential().curvature_batch(jax.random.key(0))
         law, factor = scales(position, rows), _factors(model, position, rows, others)
         scale = {n: law[n] * factor.get(n, 1.0) for n in both}
         own = {n: _power(factor.get(n, law[n]), 2.0 - 2 * shares[n]) for n in both}
         known = ravel(position)[1](variance(index))
-        return {n: (scale[n], 1 / (own[n] * known[n])) for n in both}
+        values = {n: jnp.exp(position[n]) for n in positive}
+        return {n: (scale[n], 1 / (own[n] * known[n])) for n in both}, values
 
     found = compiled(measured, position)
     if is_traced(found):
         return {}
-    changed: dict[str, Any] = {}
-    for name, measures in jax.tree.map(np.asarray, found).items():
-        rounded = np.round(_share(*measures) * STEPS) / STEPS
-        if name in names and rounded.min() < MUCH:
-            changed[name] = rounded
-        elif name in others and rounded.max() > MUCH:
-            changed[name] = Product(rounded)
-    return changed
+    groups, values = jax.tree.map(np.asarray, found)
+    scale, precision = (np.concatenate([np.ravel(x[k]) for x in groups.values()]) for k in (0, 1))
+    share, scales_too = _by_scale(scale, precision, values)
+    parts = np.split(share, np.cumsum([x[0].size for x in groups.values()])[:-1])
+    found = {n: x.reshape(position[n].shape) for n, x in zip(groups, parts, strict=True)}
+    return {n: x if n in names else Product(x) for n, x in found.items()} | scales_too
 
 
-def _share(scale: np.ndarray, precision: np.ndarray) -> np.ndarray:
-    """The share of the rows in a precision, at the lower scale.
+def _positive_sites(model: Any, position: PyTree) -> list[str]:
+    """The sites with positive values, whose unconstrained values are their logarithms."""
+    found = []
 
-    Entries of equal scale know it together: each has the information 2 c^2 about its logarithm.
+    def look(position: PyTree, rows: Any) -> None:
+        trace = model.trace(position, rows, unconstrained=True)
+        for name in sorted(position.keys() & trace.keys()):
+            support = trace[name]["fn"].support
+            while isinstance(support, constraints.independent):
+                support = support.base_constraint
+            if support is constraints.positive:
+                found.append(name)
+
+    jax.eval_shape(look, position, _some_rows(model))
+    return [n for n in found if n not in model.plan.local_axes]
+
+
+def _by_scale(
+    scale: np.ndarray, precision: np.ndarray, values: dict[str, np.ndarray]
+) -> tuple[np.ndarray, dict[str, Positive]]:
+    """The shares of the rows in precisions, at the lower scale, and coordinates of scales.
+
+    Entries of equal scale s know it together: each has the information 2 c^2 about log s. Of s^2
+    they have an information that does not depend on s, if s is small: that is q^-2, the sum of
+    p^2 / 2, where p is the precision by the rows. So the posterior of s ends at 0 as if cut off,
+    and its logarithm would have a long tail. So the coordinate of s is linear above q^{1/2}, unless
+    the logarithm is well known.
     """
-    ratio = np.maximum(scale**2 * precision - 1, 0)  # of the rows' precision to the law's
-    ratio = np.where(np.isfinite(ratio), ratio, np.inf)  # what is not known stays
-    which = np.unique(scale, return_inverse=True)[1].reshape(-1)
-    information = np.bincount(which, 2 * (1 - 1 / (1 + ratio.reshape(-1))) ** 2)[which]
-    with np.errstate(divide="ignore"):
-        lower = ratio * np.exp(-2 * LOWER / np.sqrt(information.reshape(ratio.shape)))
-    return (1 - 1 / (1 + lower)).astype(ratio.dtype)
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        ratio = np.maximum(scale**2 * precision - 1, 0)  # of the rows' precision to the law's
+        ratio = np.where(np.isfinite(ratio), ratio, np.inf)  # what is not known stays
+        each, which = np.unique(scale, return_inverse=True)
+        error = np.bincount(which, 2 * (1 - 1 / (1 + ratio)) ** 2) ** -0.5  # of log s
+        lower = ratio * np.exp(-2 * LOWER * error[which])
+        share = np.round((1 - 1 / (1 + lower)) * STEPS) / STEPS
+        rate = np.bincount(which, ratio**2 / 2) ** 0.25 / each
+        bends = np.isfinite(rate) & (rate > 0) & (error > ALIKE)
+        rate = np.where(bends, 2 ** np.round(np.log2(rate)), 0)
+    positive = {}
+    for name, s in values.items():
+        place = np.minimum(np.searchsorted(each, s), each.size - 1)
+        positive[name] = Positive(np.where(each[place] == s, rate[place], 0).astype(s.dtype))
+    return share.astype(scale.dtype), positive
 
 
 def _scales_of_groups(model: Any, position: PyTree) -> Callable[[PyTree, Any], dict]:
@@ -458,18 +539,21 @@ def _factor_of(jaxpr: Jaxpr, results: list, value: Any, sums: bool) -> tuple[Any
 
 def off_paths(model: Any, position: PyTree, rows: Any) -> tuple[PyTree, jax.Array | float]:
     """The position with x in the place of u, for series and products, and log |dx/du|."""
+    positive = {n: x for n, x in model.shares.items() if isinstance(x, Positive)}
+    changes = [x.log_det(position[n]) for n, x in positive.items()]
+    position = {**position, **{n: x.x_of(position[n]) for n, x in positive.items()}}
     paths, scales = _paths(model, position, rows)
-    if not paths:
-        return position, 0.0
     found = {name: path.x_of(position[name], *scales[name]) for name, path in paths.items()}
-    changes = [path.log_det(*scales[name]) for name, path in paths.items()]
+    changes += [path.log_det(*scales[name]) for name, path in paths.items()]
     return {**position, **found}, sum(changes)
 
 
 def onto_paths(model: Any, position: PyTree) -> dict[str, jax.Array]:
     """U of series and products, from a position with their values x."""
     paths, scales = _paths(model, position, {})
-    return {name: path.u_of(position[name], *scales[name]) for name, path in paths.items()}
+    found = {name: path.u_of(position[name], *scales[name]) for name, path in paths.items()}
+    positive = {n: x for n, x in model.shares.items() if isinstance(x, Positive)}
+    return found | {n: x.u_of(position[n]) for n, x in positive.items()}
 
 
 def _paths(model: Any, position: PyTree, rows: Any) -> tuple[dict, dict]:
@@ -520,7 +604,11 @@ def find_paths(model: Any, series: Series, position: PyTree, away: PyTree) -> Sh
     paths = {n: x for n, x in ones.items() if isinstance(x, Sum)}
     for name, path in jax.tree.map(np.asarray, found).items():
         share = np.round(np.clip(path.share, 0, 1) * STEPS) / STEPS
-        if np.all(share < MUCH) and np.all(np.isfinite(path.middle)) and np.all(path.width > 0):
+        if (
+            np.all(share < 1 - ALIKE)
+            and np.all(np.isfinite(path.middle))
+            and np.all(path.width > 0)
+        ):
             paths[name] = path._replace(share=share.astype(path.middle.dtype))
     return paths
 

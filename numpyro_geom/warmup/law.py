@@ -281,8 +281,9 @@ def find_law(
         onward = jnp.where(moves * step > 0, jnp.minimum(jnp.abs(moves), jnp.abs(step)), 0)
         shared = onward if layout is None else layout.parts(onward)[0]
         centre = now.centre
-        if moving:
-            centre = centre - 2 * jnp.minimum(now.share, LEAST_SHARE) * mover.times(step)
+        if moving:  # not before L is known
+            share = 2 * (now.width > 0) * jnp.minimum(now.share, LEAST_SHARE)
+            centre = centre - share * mover.times(step)
         good = all_finite((centre, root)) & target.is_usable(centre)
         risen = ~(good & (energy <= now.level + tau * size))
         far = jnp.any(shared >= MOVES_ON * usual) | risen
