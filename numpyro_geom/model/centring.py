@@ -159,7 +159,8 @@ LOWER = 2.0
 chain has to go there too. At the usual scale of eight groups, rows may have most of the precision,
 and a centred chain still misses small scales."""
 ALIKE = 0.25
-"""Coordinates stay if no share, nor the logarithm of a scale, would change by more."""
+"""Coordinates stay if no share, nor the logarithm of a path's scale, would change by more. A scale
+stays a logarithm if this has a smaller sd."""
 SIGN_KEEPING = (
     *RESHAPES, "add", "concatenate", "cumsum", "div", "dynamic_slice", "gather", "log1p", "mul",
     "pow", "reduce_sum", "slice", "sqrt",
@@ -261,8 +262,7 @@ def unmeasured(model: Any, position: PyTree, series: Series | None = None) -> Sh
             one = np.ones(position[name].shape, position[name].dtype)
             found[name] = one if name in names else Product(0 * one)
         for name in _positive_sites(model, position) if found else []:
-            zero = np.zeros(position[name].shape, position[name].dtype)
-            found[name] = Positive(zero)
+            found[name] = Positive(np.zeros(position[name].shape, position[name].dtype))
         return found
     if not _may_change(model) or model.plan.local_axes:
         return {}
@@ -330,10 +330,11 @@ def find_shares(
         return {}
     groups, values = jax.tree.map(np.asarray, found)
     scale, precision = (np.concatenate([np.ravel(x[k]) for x in groups.values()]) for k in (0, 1))
-    share, scales_too = _by_scale(scale, precision, values)
-    parts = np.split(share, np.cumsum([x[0].size for x in groups.values()])[:-1])
-    found = {n: x.reshape(position[n].shape) for n, x in zip(groups, parts, strict=True)}
-    return {n: x if n in names else Product(x) for n, x in found.items()} | scales_too
+    share, of_scales = _by_scale(scale, precision, values)
+    ends = np.cumsum([position[n].size for n in groups])
+    parts = zip(groups, np.split(share, ends), strict=False)
+    found = {n: x.reshape(position[n].shape) for n, x in parts}
+    return {n: x if n in names else Product(x) for n, x in found.items()} | of_scales
 
 
 def _positive_sites(model: Any, position: PyTree) -> list[str]:
@@ -358,11 +359,9 @@ def _by_scale(
 ) -> tuple[np.ndarray, dict[str, Positive]]:
     """The shares of the rows in precisions, at the lower scale, and coordinates of scales.
 
-    Entries of equal scale s know it together: each has the information 2 c^2 about log s. Of s^2
-    they have an information that does not depend on s, if s is small: that is q^-2, the sum of
-    p^2 / 2, where p is the precision by the rows. So the posterior of s ends at 0 as if cut off,
-    and its logarithm would have a long tail. So the coordinate of s is linear above q^{1/2}, unless
-    the logarithm is well known.
+    Entries of equal scale s know it together: each has the information 2 c^2 about log s. Of a
+    small s^2 they have q^-2, the sum of p^2 / 2 for precisions p by the rows. So the posterior of s
+    ends at 0 as if cut off. Its logarithm would have a long tail, so s is linear above q^{1/2}.
     """
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         ratio = np.maximum(scale**2 * precision - 1, 0)  # of the rows' precision to the law's
@@ -374,10 +373,11 @@ def _by_scale(
         rate = np.bincount(which, ratio**2 / 2) ** 0.25 / each
         bends = np.isfinite(rate) & (rate > 0) & (error > ALIKE)
         rate = np.where(bends, 2 ** np.round(np.log2(rate)), 0)
-    positive = {}
+    positive, tiny = {}, np.finfo("f4").resolution
     for name, s in values.items():
-        place = np.minimum(np.searchsorted(each, s), each.size - 1)
-        positive[name] = Positive(np.where(each[place] == s, rate[place], 0).astype(s.dtype))
+        place = np.minimum(np.searchsorted(each, s * (1 - tiny)), each.size - 1)
+        k = np.where(np.abs(each[place] - s) <= tiny * s, rate[place], 0)
+        positive[name] = Positive(k.astype(s.dtype))
     return share.astype(scale.dtype), positive
 
 
