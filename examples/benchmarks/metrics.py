@@ -145,7 +145,6 @@ def measure(posterior: P.Posterior, reference: tuple, **settings: Any) -> dict:
     row["most_steps"] = int(num_steps.max())
     row["curvature"] = float(np.median(state.adaptation.curvature))
     row["slowest"] = float(np.median(state.adaptation.slowest))
-    row["shrink"] = float(np.median(state.adaptation.shrink))
     row["undone"] = int(state.num_diverging)
     return row
 

@@ -388,7 +388,6 @@ def learned(mcmc: MCMC) -> dict[str, list[float]]:
             "num_steps": state.num_steps,
             "curvature": state.adaptation.curvature,
             "slowest": state.adaptation.slowest,
-            "shrink": state.adaptation.shrink,
         }
     return {name: np.round(np.asarray(x, float), 4).tolist() for name, x in fields.items()}
 
