@@ -101,8 +101,8 @@ def shares_at(bound: Bound, state: SGState) -> Shares:
         now = used
     else:
         position = _as_written(bound, position)
-        found = find_shares(model, position, scale.variances_given_others, used)
         now = used or unmeasured(model, position)
+        found = find_shares(model, position, scale.variances_given_others, now)
     return used if not found or alike(found, now) else found
 
 

@@ -390,6 +390,17 @@ def test_a_search_goes_back_where_the_energy_rises(monkeypatch: pytest.MonkeyPat
     assert law.energy < 300 + 165 / 2
 
 
+def test_a_search_does_not_move_before_it_knows_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Hessian at one point may be far from its mean: here it is 2e-4, and 12 one sd away."""
+    monkeypatch.setattr("numpyro_geom.warmup.law.FEWEST", 1)
+    monkeypatch.setattr("numpyro_geom.warmup.law.MAX_ROUNDS", 1)
+    target = Target(function_potential(lambda x: jnp.sum(x**4 - 0.1 * x + 1e-4 * x**2)), 1.0)
+    start, key = jnp.zeros(2), random.key_data(random.key(0))
+    for near in (True, False):
+        law = find_law(replace(target, near=near), Layout.without_groups(2), start, key, True)
+        assert bool(jnp.all(law.centre == start)) is near
+
+
 def test_the_guide_draws_from_the_nearest_normal_law() -> None:
     """Its weights turn the draws into those of the posterior, without a matrix of D x D."""
     groups, count = 300, 4000

@@ -218,7 +218,7 @@ def test_shares_are_those_of_the_rows(sizes: tuple, width: tuple, found: bool) -
     model = read(groups_of, (sizes, width, y))
     n = len(sizes)
     position = {"level": jnp.ones(n), "other": jnp.zeros(n), "tau": jnp.zeros(())}  # tau is 1
-    shares = find_shares(model, position, by_hessian(model, position))
+    shares = find_shares(model, position, by_hessian(model, position), unmeasured(model, position))
 
     def rows_of(low: Any) -> Any:
         precision = np.array(sizes) / 4
@@ -233,7 +233,8 @@ def test_shares_are_those_of_the_rows(sizes: tuple, width: tuple, found: bool) -
     of_it = np.array(sizes)[np.array(width) == 1] / 4
     rate = (np.sum(of_it**2) / 2) ** 0.25 * (information[0] < 16)
     assert 2**-0.5 * rate <= shares["tau"].rate <= 2**0.5 * rate
-    within = jax.jit(lambda z: (find_shares(model, z, by_hessian(model, z)), z)[1])
+    ones = unmeasured(model, position)
+    within = jax.jit(lambda z: (find_shares(model, z, by_hessian(model, z), ones), z)[1])
     assert within(position)["tau"] == 0
 
 
@@ -250,7 +251,7 @@ def test_shares_of_values_that_lean_on_each_other() -> None:
 
     found = read(model, (jnp.asarray(X),))
     position = {"tau": jnp.zeros(()), "w": jnp.zeros(6)}
-    shares = find_shares(found, position, by_hessian(found, position))
+    shares = find_shares(found, position, by_hessian(found, position), unmeasured(found, position))
     precision = 1 / np.diag(np.linalg.inv(X.T @ X / 100 + np.eye(6)))
     ratio = (precision - 1) * np.exp(-4 / np.sqrt(np.sum(2 * (1 - 1 / precision) ** 2)))
     np.testing.assert_allclose(shares["w"], 1 - 1 / (1 + ratio), atol=1 / 32)
@@ -330,7 +331,9 @@ def test_shares_do_not_depend_on_how_a_model_is_written() -> None:
         written = read(model, (centred,))
         x = level if centred else level / jnp.exp(log_tau)
         position = {"tau": log_tau, "x": x}
-        share = find_shares(written, position, by_hessian(written, position))["x"]
+        share = find_shares(
+            written, position, by_hessian(written, position), unmeasured(written, position)
+        )["x"]
         found.append(share if centred else share.share)
     np.testing.assert_allclose(*found, atol=1 / 16)
     assert found[0].min() < 0.1
@@ -441,7 +444,7 @@ def test_a_search_in_a_funnel_does_not_decide() -> None:
 @pytest.mark.parametrize("centred", [True, False])
 @pytest.mark.parametrize("kernel", short([GGMC, SGHMC], kept=[SGHMC]))
 def test_eight_schools_as_everybody_writes_them(kernel: Any, centred: bool) -> None:
-    """In the coordinates as written, log tau has an ESS of 3 and of 70, and an sd of 1.0."""
+    """Centred by all shares of 1, log tau has an ESS of 3 and of 70, and an sd of 1.0."""
     mean, sd = exact_log_tau()
     mcmc = vectorized(kernel(schools if centred else schools_apart), 500, 1500, 2)
     mcmc.run(random.key(0), jnp.asarray(SDS), jnp.asarray(EFFECTS))

@@ -35,7 +35,6 @@ and `print_summary` of NumPyro leaves out x. Here x keeps its name, as with any 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -135,13 +134,13 @@ class Positive(NamedTuple):
 
     def u_of(self, x: jax.Array) -> jax.Array:
         """U."""
-        y = jnp.exp(x + self._shift)
-        return jnp.where(self.rate > 0, jnp.log(-jnp.expm1(-y)) + y - self._shift, x)
+        v = SOFTPLUS.inv(jnp.exp(x + self._shift))
+        return jnp.where(self.rate > 0, v - self._shift, x)
 
     def log_det(self, u: jax.Array) -> jax.Array:
         """Log |dx/du|."""
         v = u + self._shift
-        each = jax.nn.log_sigmoid(v) - _log_softplus(v)
+        each = SOFTPLUS.log_abs_det_jacobian(v, None) - _log_softplus(v)
         return jnp.sum(jnp.where(self.rate > 0, each, 0))
 
     @property
@@ -154,6 +153,7 @@ Shares = Mapping[str, Share]
 Series = Mapping[str, type[Path]]
 """The sites of a series, with the kind of their coordinates."""
 
+SOFTPLUS = dist.transforms.SoftplusTransform()
 LOWER = 2.0
 """Shares are taken at a scale that is lower by so many of its posterior standard deviations. A
 chain has to go there too. At the usual scale of eight groups, rows may have most of the precision,
@@ -192,9 +192,17 @@ def normal_of(law: Any) -> dist.Normal | None:
     return law if type(law) is dist.Normal else None
 
 
+def support_of(law: Any) -> constraints.Constraint:
+    """The support of a site's entries."""
+    support = law.support
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support
+
+
 def _log_softplus(v: jax.Array) -> jax.Array:
     """The logarithm of log(1 + e^v), without underflow."""
-    return jnp.where(v < -15, v, jnp.log(jax.nn.softplus(jnp.maximum(v, -15))))
+    return jnp.where(v < -15, v, jnp.log(SOFTPLUS(jnp.maximum(v, -15))))
 
 
 def _power(scale: jax.Array, exponent: Any) -> jax.Array:
@@ -294,36 +302,29 @@ def find_sums(model: Any, position: PyTree) -> Series:
 
 
 def find_shares(
-    model: Any,
-    position: PyTree,
-    variance: Callable[[np.ndarray], jax.Array],
-    used: Any = MappingProxyType({}),
-) -> dict[str, Any]:
-    """The coordinates of the sites of `unmeasured`; empty in a transformation.
+    model: Any, position: PyTree, variance: Callable[[np.ndarray], jax.Array], used: Shares
+) -> Shares:
+    """The coordinates of the sites that have those of ``used``; empty in a transformation.
 
     ``variance(index)`` are variances of the parameters u under the shares ``used``, shape (D,). The
     parameters with these indices are those of all groups, and their variances are those given all
     other parameters: slopes of a group may lean on each other.
     """
-    scales = _scales_of_groups(model, position)
-    names = _following(model, scales, position)
-    others = _products(model, position, names)
-    both = [*names, *others]
-    if not both:
+    shares: Any = {n: x for n, x in used.items() if not isinstance(x, Positive)}
+    others = [n for n, x in shares.items() if isinstance(x, Product)]
+    if not shares:
         return {}
-    inside = [np.full(jnp.size(position[n]), n in both) for n in sorted(position)]
-    index = np.flatnonzero(np.concatenate(inside))
-    shares = {n: getattr(used[n], "share", used[n]) if n in used else n in names for n in both}
-    positive = _positive_sites(model, position)
+    inside = [np.full(jnp.size(position[n]), n in shares) for n in sorted(position)]
+    index, scales = np.flatnonzero(np.concatenate(inside)), _scales_of_groups(model, position)
 
     def measured(position: PyTree) -> tuple[dict, dict]:
         rows = model.potential().curvature_batch(jax.random.key(0))
         law, factor = scales(position, rows), _factors(model, position, rows, others)
-        scale = {n: law[n] * factor.get(n, 1.0) for n in both}
-        own = {n: _power(factor.get(n, law[n]), 2.0 - 2 * shares[n]) for n in both}
-        known = ravel(position)[1](variance(index))
-        values = {n: jnp.exp(position[n]) for n in positive}
-        return {n: (scale[n], 1 / (own[n] * known[n])) for n in both}, values
+        known, groups = ravel(position)[1](variance(index)), {}
+        for n, share in shares.items():
+            own = _power(factor.get(n, law[n]), 2.0 - 2 * getattr(share, "share", share))
+            groups[n] = law[n] * factor.get(n, 1.0), 1 / (own * known[n])
+        return groups, {n: jnp.exp(position[n]) for n in used.keys() - shares.keys()}
 
     found = compiled(measured, position)
     if is_traced(found):
@@ -334,7 +335,7 @@ def find_shares(
     ends = np.cumsum([position[n].size for n in groups])
     parts = zip(groups, np.split(share, ends), strict=False)
     found = {n: x.reshape(position[n].shape) for n, x in parts}
-    return {n: x if n in names else Product(x) for n, x in found.items()} | of_scales
+    return {n: Product(x) if n in others else x for n, x in found.items()} | of_scales
 
 
 def _positive_sites(model: Any, position: PyTree) -> list[str]:
@@ -344,10 +345,7 @@ def _positive_sites(model: Any, position: PyTree) -> list[str]:
     def look(position: PyTree, rows: Any) -> None:
         trace = model.trace(position, rows, unconstrained=True)
         for name in sorted(position.keys() & trace.keys()):
-            support = trace[name]["fn"].support
-            while isinstance(support, constraints.independent):
-                support = support.base_constraint
-            if support is constraints.positive:
+            if support_of(trace[name]["fn"]) is constraints.positive:
                 found.append(name)
 
     jax.eval_shape(look, position, _some_rows(model))

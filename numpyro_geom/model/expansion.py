@@ -19,6 +19,7 @@ from numpyro.infer.reparam import Reparam
 
 from .. import _linalg
 from .._checks import check_int, check_number
+from .centring import support_of
 
 MARK = "_expanded_"
 """In the names of the sites that take the place of W."""
@@ -248,9 +249,7 @@ class Product(dist.transforms.Transform):
 
 def _check_real(name: str, fn: Any) -> None:
     """Raise unless a site's values are any numbers."""
-    support = fn.support
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
+    support = support_of(fn)
     if support is not constraints.real:
         raise ValueError(
             f"site {name!r} is on {support}: expected a site whose values are any real numbers"
