@@ -13,7 +13,7 @@ import pytest
 from jax import lax, random
 from jax.flatten_util import ravel_pytree
 from numpyro.diagnostics import effective_sample_size
-from targets import SIGMAS, assert_trees_equal, linear, linear_moments, run
+from targets import SIGMAS, assert_trees_equal, linear, linear_moments, run, vectorized
 from tiers import short
 
 from numpyro_geom import (
@@ -158,6 +158,24 @@ def test_warmup_learns_what_the_start_got_wrong() -> None:
     # three windows, the last of 100 draws: a variance is known to some 20%
     assert 0.4 < found[1, 1] / covariance[1, 1] < 2
     assert 0.4 < found[0, 0] / covariance[0, 0] < 2
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_heavy_tails_do_not_carry_a_chain_away(seed: int) -> None:
+    """A step too long for the core heats a chain, and its scale grows with what the chain sees."""
+
+    def model() -> None:
+        numpyro.sample("x", dist.StudentT(3.0).expand([5]).to_event(1))
+
+    mcmc = vectorized(SGHMC(model), 1000, 1000, 4)
+    mcmc.run(random.key(seed))
+    x = np.asarray(mcmc.get_samples(group_by_chain=True)["x"])
+    inside = np.abs(x) < 0.7649  # the median of |x|
+    errors = 0.5 / np.sqrt(
+        [[effective_sample_size(y[None, :, i]) for i in range(5)] for y in inside * 1.0]
+    )
+    # of 40 chains and coordinates, besides the bias that the step may have
+    assert np.all(np.abs(inside.mean(1) - 0.5) < 4 * errors + 0.05)
 
 
 @pytest.mark.slow

@@ -50,6 +50,15 @@ def test_curvature_of_a_quadratic_is_exact():
     assert float(preconditioned.flattest) == pytest.approx(1.01, rel=1e-3)
 
 
+def test_scaled_coordinates_have_the_curvature_of_their_middle_too():
+    core = function_potential(lambda z: 2 * jnp.sum(jnp.log1p(z**2 / 3)))  # Student t, 3 degrees
+    assert float(measure(core, jnp.full(2, 20.0), scaled=True).curvature) == pytest.approx(4 / 3)
+    assert float(measure(core, jnp.full(2, 20.0)).curvature) < 0.02
+    # between two modes it is negative, and no step is unstable there
+    wells = function_potential(lambda z: jnp.sum((z**2 - 1) ** 2))
+    assert float(measure(wells, jnp.full(2, 0.7), scaled=True).curvature) == pytest.approx(1.88)
+
+
 def test_noise_is_the_largest_eigenvalue_of_the_minibatch_covariance():
     X = random.normal(random.key(0), (300, 4)) * jnp.array([1.0, 2.0, 0.5, 1.0])
     y = random.normal(random.key(1), (300,))

@@ -90,7 +90,7 @@ class Scale(NamedTuple):
         root: L, a `MatrixRoot`, an `ArrowRoot` or a `LowRankRoot`.
         total: sum of the window's phi, shape (D,).
         squares: sum of phi phi', as far as the root takes it in: its ``products(phi)``.
-        num_draws: draws in the window.
+        num_draws: draws in the window; one that is far out counts as a part.
         last: phi of the last draw, shape (D,).
         changes: sum of squared changes of phi from draw to draw, shape (D,).
     """
@@ -138,5 +138,5 @@ class Scale(NamedTuple):
 
 def scale_about(centre: jax.Array, root: Any) -> Scale:
     """The coordinates with an empty window."""
-    zeros, count = jnp.zeros_like(centre), jnp.zeros((), jnp.int32)
+    zeros, count = jnp.zeros_like(centre), jnp.zeros((), centre.dtype)
     return Scale(centre, root, zeros, root.products(zeros), count, zeros, zeros)

@@ -211,6 +211,7 @@ def _adapt(
             replacing,
             algorithm.noise_factor,
             None if second_order is None else second_order(chain.dynamics, seen),
+            scaled=settings.scales,
             temperature=settings.temperature,
             scores=seen.score_noise,
             layout=settings.layout,
@@ -342,8 +343,5 @@ def _move_to_mean(
     mean = ravel(like)[1]((control.total / enough).astype(control.total.dtype))
     usable = control.num_draws >= FEWEST_IN_WINDOW
     moved = tree_where(usable, replace_anchor(potential, control, mean, root), control)
-    empty = control._replace(
-        total=jnp.zeros_like(control.total),
-        num_draws=jnp.zeros_like(control.num_draws),
-    )
-    return tree_where(restarting, empty._replace(anchor=moved.anchor), moved)
+    empty = jax.tree.map(jnp.zeros_like, control)._replace(anchor=moved.anchor)
+    return tree_where(restarting, empty, moved)

@@ -11,7 +11,7 @@ from jax import lax, random
 from jax.flatten_util import ravel_pytree as ravel
 
 from .._linalg import matmul
-from .._util import PyTree, key_word, lazy_cond, scattered_floats
+from .._util import PyTree, key_word, lazy_cond, scattered_floats, tree_where
 from ..model.arrowhead import Layout
 from ..model.derivatives import jvp, linearize
 from ..model.model import CURVATURE_ROWS
@@ -20,7 +20,7 @@ from ..model.scale import LowRankRoot
 from ..sampling.algorithm import rule_temperature
 from ..sampling.settings import DENSE_LIMIT
 from ..sampling.state import Adaptation
-from .lanczos import LANCZOS_STEPS, extreme_eigenvalues, normalise
+from .lanczos import LANCZOS_STEPS, Extremes, extreme_eigenvalues, normalise
 
 ROWS_PER_PARAMETER = 4
 """Rows per parameter from which products with a Hessian are taken, at least. The eigenvalues of a
@@ -40,9 +40,10 @@ def measure(
     apply_inverse_sqrt: Callable[[PyTree], PyTree],
     rng_key: jax.Array,
     adaptation: Adaptation,
-    replacing: jax.Array | bool = True,
+    replacing: Any = True,
     noise_factor: float = 1.0,
     second_order: jax.Array | None = None,
+    scaled: bool = False,
     **of_noise: Any,
 ) -> Adaptation:
     """Measure lam_H, lam_min and lam_C at a position.
@@ -56,6 +57,7 @@ def measure(
         replacing: whether to replace earlier measurements; otherwise the extremes are kept.
         noise_factor: variance of the gradient in a step, relative to the whole batch's gradient.
         second_order: factor of the squared Hessian that is added to the Hessian.
+        scaled: whether 0 is the middle of the target.
         of_noise: further arguments of `noise_at`.
 
     Returns:
@@ -63,23 +65,28 @@ def measure(
         finite leaves the value of ``adaptation``.
     """
     flat, unravel = ravel(position)
-    hvp = hessian_at(potential, position, rng_key)
+    start = scattered_floats(key_word(rng_key), flat.size, flat.dtype)
 
     def root(v: jax.Array) -> jax.Array:
         return ravel(apply_inverse_sqrt(unravel(v)))[0]
 
-    def product(v: jax.Array) -> jax.Array:
-        """That with A^{1/2} H A^{1/2}."""
-        v = ravel(hvp(unravel(root(v))))[0]
-        if second_order is not None:
-            v = v + second_order * ravel(hvp(unravel(v)))[0]
-        return root(v)
+    def extremes(place: jax.Array) -> Extremes:
+        """Of A^{1/2} H A^{1/2}."""
+        hvp = hessian_at(potential, unravel(place), rng_key)
 
-    start = scattered_floats(key_word(rng_key), flat.size, flat.dtype)
-    found = extreme_eigenvalues(product, start, LANCZOS_STEPS)
-    curvature = found.largest_magnitude
+        def product(v: jax.Array) -> jax.Array:
+            v = ravel(hvp(unravel(root(v))))[0]
+            if second_order is not None:
+                v = v + second_order * ravel(hvp(unravel(v)))[0]
+            return root(v)
+
+        return extreme_eigenvalues(product, start, LANCZOS_STEPS)
+
+    # in scaled coordinates a step is also stable in the middle, where a heavy tail has its core
+    size, positive, lowest = lax.map(extremes, jnp.stack([flat, *[0 * flat] * scaled]))
+    curvature = jnp.maximum(size[0], jnp.where(lowest[-1] + size[-1] > 0, size[-1], 0))
     # along negative curvature the chain drifts about as slowly as it would relax
-    flattest = jnp.minimum(jnp.abs(found.smallest), found.smallest_positive)
+    flattest = jnp.minimum(jnp.abs(lowest[0]), positive[0])
     flattest = jnp.where(jnp.isfinite(flattest) & (flattest > 0), flattest, curvature)
     # what chance explains is not flat
     flattest = jnp.minimum(flattest / chance(potential, flat.size)[0], curvature)
@@ -91,12 +98,7 @@ def measure(
         noise=jnp.maximum(noise, adaptation.noise),
     )
     usable = jnp.isfinite(curvature) & jnp.isfinite(noise) & (curvature + noise > 0)
-    return jax.tree.map(
-        lambda old, new, both: jnp.where(usable, jnp.where(replacing, new, both), old),
-        adaptation,
-        fresh,
-        extended,
-    )
+    return tree_where(usable, tree_where(replacing, fresh, extended), adaptation)
 
 
 def noise_at(

@@ -37,7 +37,7 @@ OUTLIER = 1.5
 """A direction is scaled apart from the others if its sd differs from theirs by this factor, and by
 what chance explains."""
 STANDARD_ERRORS = 2.0
-"""Number of standard errors of a correlation that chance may explain, at least."""
+"""Number of standard errors of a correlation, or of a draw, that chance may explain, at least."""
 
 
 def given_scale(settings: Settings, position: PyTree) -> Scale:
@@ -138,21 +138,24 @@ def rescaled(state: SGState, scale: Scale, settings: Settings, num_data: int) ->
 
 
 def with_draw(state: SGState) -> Scale:
-    """The scale after one more draw has been counted."""
+    """The scale after one more draw has been counted; less if it is farther out than by chance."""
     scale: Scale = state.scale
     phi, _ = ravel(state.scaled)
+    far = jnp.linalg.norm(phi) / (STANDARD_ERRORS * phi.size**0.5)
+    part = (1 / jnp.maximum(far, 1)).astype(phi.dtype)
+    change = jnp.where(scale.num_draws > 0, phi - scale.last, 0)
     return scale._replace(
-        total=scale.total + phi,
-        squares=jax.tree.map(jnp.add, scale.squares, scale.root.products(phi)),
-        num_draws=scale.num_draws + 1,
+        total=scale.total + part**2 * phi,
+        squares=jax.tree.map(jnp.add, scale.squares, scale.root.products(part * phi)),
+        num_draws=scale.num_draws + part**2,
         last=phi,
-        changes=scale.changes + jnp.where(scale.num_draws > 0, (phi - scale.last) ** 2, 0.0),
+        changes=scale.changes + (part * change) ** 2,
     )
 
 
 def likeness(scale: Scale) -> jax.Array:
     """The largest correlation of a window's successive draws that chance does not explain."""
-    count = jnp.maximum(scale.num_draws, 2).astype(scale.total.dtype)
+    count = jnp.maximum(scale.num_draws, 2)
     squares = jax.tree.leaves(scale.squares)[-1]
     squares = jnp.diagonal(squares) if squares.ndim > 1 else squares
     tiny = jnp.finfo(count.dtype).tiny
@@ -177,9 +180,8 @@ def renew_scale(state: SGState, due: Any, settings: Settings, num_data: int) -> 
     def renew(state: SGState) -> SGState:
         scale: Scale = state.scale
         dtype = scale.total.dtype
-        count = jnp.maximum(scale.num_draws, 1).astype(dtype)
-        time = jnp.asarray(state.num_steps, dtype) * jnp.asarray(state.step_size, dtype)
-        # in these coordinates the relaxation time is about 1
+        count = jnp.maximum(scale.num_draws, 1)
+        time = (state.num_steps * state.step_size).astype(dtype)  # the relaxation time is about 1
         weight = count * jnp.minimum(1.0, time)
         mean = scale.total / count
         covariances = jax.tree.map(
@@ -189,8 +191,7 @@ def renew_scale(state: SGState, due: Any, settings: Settings, num_data: int) -> 
         def known(covariance: jax.Array, prior: Any = 2.0) -> jax.Array:
             unit = jnp.ones_like(covariance)
             if covariance.ndim > 1:
-                prior = covariance.shape[0]
-                unit = jnp.eye(prior, dtype=mean.dtype)
+                prior, unit = len(covariance), jnp.eye(len(covariance), dtype=dtype)
             return (weight * covariance + prior * unit) / (weight + prior)
 
         centre, root = scale.centre + scale.root.times(mean), scale.root
@@ -205,9 +206,7 @@ def renew_scale(state: SGState, due: Any, settings: Settings, num_data: int) -> 
         else:
             within = block_mask(settings.blocks, state.z) if settings.blocks else True
             root = root.then(_root_of(known(covariances), within))
-        new = scale_about(centre, root)
-        finite = all_finite(root)
-        new = tree_where(finite, new, emptied(scale))
+        new = tree_where(all_finite(root), scale_about(centre, root), emptied(scale))
         return rescaled(state, new, settings, num_data)
 
     return lazy_cond(due.anchoring & due.early, renew, state)
