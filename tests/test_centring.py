@@ -209,6 +209,7 @@ def by_hessian(model: Any, position: Any) -> Any:
         ((1, 4, 36), (1, 1, 1), True),
         ((16, 16, 16), (1, 1, 1), True),  # c is .8, but .34 at the lower scale of three groups
         ((36,) * 24, (1,) * 24, False),  # .9, and .82 at that of 24
+        ((400,) * 3, (1,) * 3, False),  # .99, and .94; three groups leave log tau open, but not 0
         ((36, 36, 36), (1, 1, 0.5), True),  # .04 for the third: its scale is its own
     ],
 )
@@ -229,9 +230,10 @@ def test_shares_are_those_of_the_rows(sizes: tuple, width: tuple, found: bool) -
     assert (expected.min() < 0.75) == found
     assert alike(shares, unmeasured(model, position)) != found
     np.testing.assert_allclose(shares["level"], expected, atol=1 / 32)
-    # tau = 1 is the scale of the first groups, and well known to 24 of them
+    # tau = 1 is the scale of the first groups
     of_it = np.array(sizes)[np.array(width) == 1] / 4
-    rate = (np.sum(of_it**2) / 2) ** 0.25 * (information[0] < 16)
+    rate = 2 * (np.sum(of_it**2) / 2) ** 0.25
+    rate *= np.exp(-2 / np.sqrt(information[0])) * rate < 4
     assert 2**-0.5 * rate <= shares["tau"].rate <= 2**0.5 * rate
     ones = unmeasured(model, position)
     within = jax.jit(lambda z: (find_shares(model, z, by_hessian(model, z), ones), z)[1])

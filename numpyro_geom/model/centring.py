@@ -159,8 +159,7 @@ LOWER = 2.0
 chain has to go there too. At the usual scale of eight groups, rows may have most of the precision,
 and a centred chain still misses small scales."""
 ALIKE = 0.25
-"""Coordinates stay if no share, nor the logarithm of a path's scale, would change by more. A scale
-stays a logarithm if this has a smaller sd."""
+"""Coordinates stay if no share, nor the logarithm of a path's scale, would change by more."""
 SIGN_KEEPING = (
     *RESHAPES, "add", "concatenate", "cumsum", "div", "dynamic_slice", "gather", "log1p", "mul",
     "pow", "reduce_sum", "slice", "sqrt",
@@ -174,9 +173,11 @@ def alike(some: Shares, others: Shares) -> bool:
     """Whether coordinates differ little."""
 
     def figures(share: Share) -> list[np.ndarray]:
+        if isinstance(share, Positive):  # of 0, and of a rate that is wrong by a factor above 4
+            return [np.log2(np.maximum(share.rate, np.finfo("f4").tiny)) / 8]
         if isinstance(share, Path):
             return [share.share, np.log(share.width)]
-        return [np.sign(share.rate)] if isinstance(share, Positive) else jax.tree.leaves(share)
+        return jax.tree.leaves(share)
 
     return some.keys() == others.keys() and all(
         np.max(np.abs(x - y), initial=0) <= ALIKE
@@ -340,13 +341,12 @@ def find_shares(
 
 def _positive_sites(model: Any, position: PyTree) -> list[str]:
     """The sites with positive values, whose unconstrained values are their logarithms."""
-    found = []
+    found: list[str] = []
 
     def look(position: PyTree, rows: Any) -> None:
         trace = model.trace(position, rows, unconstrained=True)
-        for name in sorted(position.keys() & trace.keys()):
-            if support_of(trace[name]["fn"]) is constraints.positive:
-                found.append(name)
+        names = sorted(position.keys() & trace.keys())
+        found.extend(n for n in names if support_of(trace[n]["fn"]) is constraints.positive)
 
     jax.eval_shape(look, position, _some_rows(model))
     return [n for n in found if n not in model.plan.local_axes]
@@ -358,18 +358,19 @@ def _by_scale(
     """The shares of the rows in precisions, at the lower scale, and coordinates of scales.
 
     Entries of equal scale s know it together: each has the information 2 c^2 about log s. Of a
-    small s^2 they have q^-2, the sum of p^2 / 2 for precisions p by the rows. So the posterior of s
-    ends at 0 as if cut off. Its logarithm would have a long tail, so s is linear above q^{1/2}.
+    small s^2 they have q^-2, the sum of p^2 / 2 for precisions p by the rows. If the lower scale is
+    `LOWER` times q^{1/2} or less, the posterior of s ends at 0 as if cut off, with an sd of about
+    q^{1/2} / 2. Its logarithm would have a long tail, so s is linear above that.
     """
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        ratio = np.maximum(scale**2 * precision - 1, 0)  # of the rows' precision to the law's
-        ratio = np.where(np.isfinite(ratio), ratio, np.inf)  # what is not known stays
+        # of the rows' precision to the law's; what is not known stays
+        ratio = np.nan_to_num(np.maximum(scale**2 * precision - 1, 0), nan=np.inf, posinf=np.inf)
         each, which = np.unique(scale, return_inverse=True)
         error = np.bincount(which, 2 * (1 - 1 / (1 + ratio)) ** 2) ** -0.5  # of log s
         lower = ratio * np.exp(-2 * LOWER * error[which])
         share = np.round((1 - 1 / (1 + lower)) * STEPS) / STEPS
-        rate = np.bincount(which, ratio**2 / 2) ** 0.25 / each
-        bends = np.isfinite(rate) & (rate > 0) & (error > ALIKE)
+        rate = 2 * np.bincount(which, ratio**2 / 2) ** 0.25 / each
+        bends = each * np.exp(-LOWER * error) < 2 * LOWER / rate
         rate = np.where(bends, 2 ** np.round(np.log2(rate)), 0)
     positive, tiny = {}, np.finfo("f4").resolution
     for name, s in values.items():
