@@ -9,9 +9,24 @@ import sys
 from pathlib import Path
 
 import pytest
-from scripts import load_script
+from numpyro.infer.hmc import HMCState
+from scripts import EXAMPLES, load_script
+
+from numpyro_geom.sampling.state import Adaptation, SGState
 
 ROOT = Path(__file__).parents[1]
+
+
+def test_scripts_read_fields_that_a_state_has():
+    """Few scripts run in a test."""
+    fields = {*SGState._fields, *Adaptation._fields, *HMCState._fields}
+    found = {
+        (script.name, name)
+        for script in EXAMPLES.rglob("*.py")
+        for name in re.findall(r"\b(?:last_state|adaptation)\.([a-z]\w*)", script.read_text())
+    }
+    assert len(found) > 3
+    assert not {x for x in found if x[1] not in fields}
 
 
 @pytest.mark.slow

@@ -181,8 +181,8 @@ def renew_scale(state: SGState, due: Any, settings: Settings, num_data: int) -> 
         scale: Scale = state.scale
         dtype = scale.total.dtype
         count = jnp.maximum(scale.num_draws, 1)
-        time = (state.num_steps * state.step_size).astype(dtype)  # the relaxation time is about 1
-        weight = count * jnp.minimum(1.0, time)
+        time = jnp.asarray(state.num_steps, dtype) * jnp.asarray(state.step_size, dtype)
+        weight = count * jnp.minimum(1.0, time)  # the relaxation time is about 1
         mean = scale.total / count
         covariances = jax.tree.map(
             lambda x, y: (x / count - y) / tau, scale.squares, scale.root.products(mean)
