@@ -180,6 +180,15 @@ def test_new_data_in_a_compiled_program_have_their_own_shares() -> None:
         np.testing.assert_array_equal(mcmc.get_samples()[name], x)
 
 
+def test_a_rate_that_was_far_off_is_measured_again() -> None:
+    """In a funnel rows seem to know more of a small scale than they do."""
+    near, far, none = ({"tau": Positive(np.float32(x))} for x in (2.0, 0.5, 0.0))
+    assert alike(near, {"tau": Positive(np.float32(8.0))})
+    assert not alike({"tau": Positive(np.float32(4.0))}, far)
+    assert not alike(far, none)
+    assert alike(none, none)
+
+
 def groups_of(sizes: Any, width: Any, y: Any) -> None:
     tau = numpyro.sample("tau", dist.LogNormal(0, 1))
     with numpyro.plate("groups", len(sizes)):
