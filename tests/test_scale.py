@@ -174,8 +174,8 @@ def test_heavy_tails_do_not_carry_a_chain_away(seed: int) -> None:
     errors = 0.5 / np.sqrt(
         [[effective_sample_size(y[None, :, i]) for i in range(5)] for y in inside * 1.0]
     )
-    # of 40 chains and coordinates, besides the bias that the step may have
-    assert np.all(np.abs(inside.mean(1) - 0.5) < 4 * errors + 0.05)
+    # of 40 chains and coordinates; a variance that is off by a tenth moves .02 across the median
+    assert np.all(np.abs(inside.mean(1) - 0.5) < 4 * errors + 0.02)
 
 
 @pytest.mark.slow

@@ -54,9 +54,12 @@ def test_scaled_coordinates_have_the_curvature_of_their_middle_too():
     core = function_potential(lambda z: 2 * jnp.sum(jnp.log1p(z**2 / 3)))  # Student t, 3 degrees
     assert float(measure(core, jnp.full(2, 20.0), scaled=True).curvature) == pytest.approx(4 / 3)
     assert float(measure(core, jnp.full(2, 20.0)).curvature) < 0.02
-    # between two modes it is negative, and no step is unstable there
-    wells = function_potential(lambda z: jnp.sum((z**2 - 1) ** 2))
-    assert float(measure(wells, jnp.full(2, 0.7), scaled=True).curvature) == pytest.approx(1.88)
+    # between two modes it is negative along their line, and no step is unstable by that
+    wells = function_potential(lambda z: (z[0] ** 2 - 1) ** 2 + 1.25 * z[1] ** 2)
+    assert float(measure(wells, jnp.full(2, 0.7), scaled=True).curvature) == pytest.approx(2.5)
+    core = function_potential(lambda z: (z[0] ** 2 - 1) ** 2 + jnp.log1p(1.25 * z[1] ** 2))
+    found = measure(core, jnp.array([0.7, 9.0]), scaled=True)  # -4 and 2.5 in the middle
+    assert float(found.curvature) == pytest.approx(2.5)
 
 
 def test_noise_is_the_largest_eigenvalue_of_the_minibatch_covariance():

@@ -159,7 +159,8 @@ LOWER = 2.0
 chain has to go there too. At the usual scale of eight groups, rows may have most of the precision,
 and a centred chain still misses small scales."""
 ALIKE = 0.25
-"""Coordinates stay if no share, nor the logarithm of a path's scale, would change by more."""
+"""Coordinates stay if no share, nor the logarithm of a path's scale, would change by more, and no
+rate by a factor above 4."""
 SIGN_KEEPING = (
     *RESHAPES, "add", "concatenate", "cumsum", "div", "dynamic_slice", "gather", "log1p", "mul",
     "pow", "reduce_sum", "slice", "sqrt",
@@ -173,7 +174,7 @@ def alike(some: Shares, others: Shares) -> bool:
     """Whether coordinates differ little."""
 
     def figures(share: Share) -> list[np.ndarray]:
-        if isinstance(share, Positive):  # of 0, and of a rate that is wrong by a factor above 4
+        if isinstance(share, Positive):
             return [np.log2(np.maximum(share.rate, np.finfo("f4").tiny)) / 8]
         if isinstance(share, Path):
             return [share.share, np.log(share.width)]

@@ -83,10 +83,10 @@ def measure(
         return extreme_eigenvalues(product, start, LANCZOS_STEPS)
 
     # in scaled coordinates a step is also stable in the middle, where a heavy tail has its core
-    size, positive, lowest = lax.map(extremes, jnp.stack([flat, *[0 * flat] * scaled]))
-    curvature = jnp.maximum(size[0], jnp.where(lowest[-1] + size[-1] > 0, size[-1], 0))
+    largest, positive, smallest = lax.map(extremes, jnp.stack([flat, *[0 * flat] * scaled]))
+    curvature = jnp.max(jnp.array([largest[0], -smallest[0], jnp.nan_to_num(largest[-1])]))
     # along negative curvature the chain drifts about as slowly as it would relax
-    flattest = jnp.minimum(jnp.abs(lowest[0]), positive[0])
+    flattest = jnp.minimum(jnp.abs(smallest[0]), positive[0])
     flattest = jnp.where(jnp.isfinite(flattest) & (flattest > 0), flattest, curvature)
     # what chance explains is not flat
     flattest = jnp.minimum(flattest / chance(potential, flat.size)[0], curvature)

@@ -31,13 +31,13 @@ class Extremes(NamedTuple):
     """The ends of a spectrum; all fields NaN if a product was not finite.
 
     Attributes:
-        largest_magnitude: largest absolute Ritz value, a scalar >= 0; a lower bound.
+        largest: largest Ritz value, signed; a lower bound.
         smallest_positive: smallest Ritz value that is positive beyond rounding, a scalar; 0 if
             there is none. If the operator has no smaller eigenvalue, it is an upper bound.
         smallest: smallest Ritz value, signed; an upper bound.
     """
 
-    largest_magnitude: Array
+    largest: Array
     smallest_positive: Array
     smallest: Array
 
@@ -100,11 +100,11 @@ def extreme_eigenvalues(
     within rounding of zero, ``4 eps`` of the largest, count as zero in it.
     """
     values, _, _ = ritz_vectors(matvec, start, num_iterations)
-    largest = jnp.max(jnp.abs(values))
-    is_positive = values > 4 * jnp.finfo(values.dtype).eps * largest
+    size = jnp.max(jnp.abs(values))
+    is_positive = values > 4 * jnp.finfo(values.dtype).eps * size
     positive = jnp.min(jnp.where(is_positive, values, jnp.inf))
-    positive = jnp.where(jnp.any(is_positive), positive, jnp.where(jnp.isnan(largest), largest, 0))
-    return Extremes(largest, positive, values[0])
+    positive = jnp.where(jnp.any(is_positive), positive, jnp.where(jnp.isnan(size), size, 0))
+    return Extremes(values[-1], positive, values[0])
 
 
 def _norm(x: Array) -> Array:

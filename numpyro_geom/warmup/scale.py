@@ -141,8 +141,7 @@ def with_draw(state: SGState) -> Scale:
     """The scale after one more draw has been counted; less if it is farther out than by chance."""
     scale: Scale = state.scale
     phi, _ = ravel(state.scaled)
-    far = jnp.linalg.norm(phi) / (STANDARD_ERRORS * phi.size**0.5)
-    part = (1 / jnp.maximum(far, 1)).astype(phi.dtype)
+    part = jnp.minimum(1, STANDARD_ERRORS * phi.size**0.5 / jnp.linalg.norm(phi))
     change = jnp.where(scale.num_draws > 0, phi - scale.last, 0)
     return scale._replace(
         total=scale.total + part**2 * phi,
@@ -182,7 +181,7 @@ def renew_scale(state: SGState, due: Any, settings: Settings, num_data: int) -> 
         dtype = scale.total.dtype
         count = jnp.maximum(scale.num_draws, 1)
         time = jnp.asarray(state.num_steps, dtype) * jnp.asarray(state.step_size, dtype)
-        weight = count * jnp.minimum(1.0, time)  # the relaxation time is about 1
+        weight = count * jnp.minimum(1.0, time)  # in these coordinates a relaxation takes about 1
         mean = scale.total / count
         covariances = jax.tree.map(
             lambda x, y: (x / count - y) / tau, scale.squares, scale.root.products(mean)
