@@ -634,6 +634,7 @@ def test_a_potential_has_no_data(potential_run: MCMC) -> None:
     assert groups_of(idata) == {"posterior", "sample_stats"}
 
 
+@pytest.mark.filterwarnings("ignore:energy above the start")  # in every second draw
 def test_the_draw_before_an_undone_step_is_marked() -> None:
     """If the guard undoes a step, the draw before it was already bad."""
     kernel = SGRLD(potential_fn=lambda z: jnp.sum(z**4) / 4, step_size=0.5, num_steps=1)

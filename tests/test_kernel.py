@@ -208,14 +208,15 @@ def test_a_pickled_run_on_a_function_resumes_without_init_params() -> None:
 
 
 def test_an_epoch_goes_on_from_draw_to_draw() -> None:
-    """Four draws of one batch each see every row once: their energies average to the full one."""
+    """Four draws of one batch each see every row once: their gradients average to the full one."""
     kernel = one_step(normal_mean, batching="epoch", step_size=1e-30)
-    state = kernel.init(random.key(0), 0, {"mu": jnp.array(0.5)}, (Y,), {})
+    start = {"mu": jnp.array(-9.0)}
+    state = kernel.init(random.key(0), 0, start, (Y,), {})
     sample = jax.jit(lambda s: kernel.sample(s, (Y,), {}))
-    energies = np.array([float((state := sample(state)).potential_energy) for _ in range(12)])
-    full = potential_energy(normal_mean, (Y,), {}, {"mu": jnp.array(0.5)})
-    np.testing.assert_allclose(energies.reshape(3, 4).mean(1), full, rtol=1e-5)  # float32
-    assert np.ptp(energies[:4]) > 0.01 * float(full)
+    slopes = np.array([float((state := sample(state)).grad_norm) for _ in range(12)])
+    full = -jax.grad(lambda z: potential_energy(normal_mean, (Y,), {}, z))(start)["mu"]
+    np.testing.assert_allclose(slopes.reshape(3, 4).mean(1), full, rtol=1e-5)  # float32
+    assert np.ptp(slopes[:4]) > 0.01 * float(full)
 
 
 @pytest.mark.slow
@@ -692,10 +693,10 @@ GUARDED: dict[str, Callable] = {
 @pytest.mark.parametrize(
     "name", short(GUARDED, kept=["energy nan", "gradient overflows", "energy to minus infinity"])
 )
+@pytest.mark.filterwarnings("ignore:chains that do not move")  # if most draws have undone steps
 def test_nothing_that_is_not_finite_reaches_the_draws(name: str) -> None:
     kernel = SGRLD(potential_fn=GUARDED[name], step_size=0.3, num_steps=8, metric="rmsprop")
-    with pytest.warns(SamplingWarning, match="chains that do not move"):  # most steps are undone
-        mcmc = run(kernel, init_params=jnp.array([0.2]), num_samples=200, extra_fields=EXTRA)
+    mcmc = run(kernel, init_params=jnp.array([0.2]), num_samples=200, extra_fields=EXTRA)
     draws, extra = np.asarray(mcmc.get_samples()), mcmc.get_extra_fields()
     assert np.all(np.isfinite(draws))
     for field in ("potential_energy", "grad_norm", "step_size"):
@@ -710,11 +711,16 @@ EXTRA = ("num_diverging", "metric_state.statistic")
 
 
 @pytest.mark.parametrize("name", ["energy nan", "energy inf"])
-def test_the_guard_keeps_the_chain_inside_and_moving(name: str) -> None:
-    kernel = SGRLD(potential_fn=GUARDED[name], step_size=0.3, num_steps=4)
-    draws = np.asarray(run(kernel, init_params=jnp.array([0.2]), num_samples=300).get_samples())
+def test_a_wall_hardly_bends_the_law(name: str) -> None:
+    """A step is undone with its draw, not by itself, which would take away mass near the wall."""
+    kwargs: dict = {"num_chains": 4, "chain_method": "vectorized", "init_params": jnp.full(4, 0.2)}
+    mcmc = run(SGHMC(potential_fn=GUARDED[name]), num_warmup=300, num_samples=2000, **kwargs)
+    draws = np.asarray(mcmc.get_samples())
     assert draws.max() < 1
-    assert len(np.unique(draws)) > 150
+    z = np.linspace(-9, 1, 100_000, endpoint=False)
+    weight = np.exp(-(z**2) / 2) * ((1 - z) ** 0.1 if name == "energy nan" else 1)
+    # a Monte Carlo error of 0.01, and a bias of 0.05 at the wall; undone one by one it is 0.19
+    np.testing.assert_allclose(draws.mean(), np.average(z, weights=weight), atol=0.1)
 
 
 def test_rows_that_are_not_finite_are_undone_where_they_are_hit() -> None:
@@ -742,6 +748,7 @@ def test_rows_that_are_not_finite_are_undone_where_they_are_hit() -> None:
     ],
     ids=["sgrld", "sghmc"],
 )
+@pytest.mark.filterwarnings("ignore:energy above the start")  # in every second draw
 def test_the_guard_remembers_from_draw_to_draw(make: Callable, landing: float) -> None:
     """One step a draw, twice as long as it may be: it leads out, the next is undone, and so on."""
     kernel = make(potential_fn=lambda z: jnp.sum(z**4) / 4, num_steps=1)

@@ -53,8 +53,7 @@ class Renewed(NamedTuple):
     """What a step knows after it has drawn V: `renew_auxiliary`.
 
     Attributes:
-        energy: U at the position, from the whole batch or two of its parts.
-        grad: grad U, likewise.
+        grad: grad U at the position, from the whole batch or two of its parts.
         state: the state with the new V.
         metric_state: the metric's state as a function of the new V.
         due: whether V has been drawn; between the metric's intervals it stays.
@@ -62,7 +61,6 @@ class Renewed(NamedTuple):
         force_of: V -> grad U - tau H_N (V - m) / s^2, minus the force on theta given V.
     """
 
-    energy: jax.Array
     grad: PyTree
     state: AuxiliaryState
     metric_state: Any
@@ -89,19 +87,16 @@ def renew_auxiliary(
     position, metric_state, scale = chain.position, chain.metric_state, 1 / potential.num_data
     key_v, key_scale = _random.split(rng_key)
 
-    def value_and_grad(p: PyTree, rows: Any) -> tuple[jax.Array, PyTree]:
-        return jax.value_and_grad(potential.energy)(p, rows)
+    gradient_on = jax.grad(potential.energy)
 
     if potential.deterministic:
-        (energy, grad), hvp = _linearize(lambda p: value_and_grad(p, batch), position)
+        grad, hvp = linearize(lambda p: gradient_on(p, batch), position)
         mean_v = mean = tree_scale(scale, grad)
         part_variance = jax.tree.map(jnp.zeros_like, mean)
     else:
         rows_v, rows_m, rows_h = potential.split(batch, 3)
-        _, grad_v = value_and_grad(position, rows_v)
-        energy_m, grad_m = value_and_grad(position, rows_m)
-        (energy_h, grad_h), hvp = _linearize(lambda p: value_and_grad(p, rows_h), position)
-        energy = (energy_m + energy_h) / 2
+        grad_v, grad_m = gradient_on(position, rows_v), gradient_on(position, rows_m)
+        grad_h, hvp = linearize(lambda p: gradient_on(p, rows_h), position)
         grad = jax.tree.map(lambda a, b: (a + b) / 2, grad_m, grad_h)
         mean_v, mean = tree_scale(scale, grad_v), tree_scale(scale, grad_m)
         part_variance = jax.tree.map(lambda a, b: jnp.square(scale * (a - b)) / 2, grad_m, grad_h)
@@ -134,7 +129,7 @@ def renew_auxiliary(
         return jax.tree.map(lambda a, b: a - tau * b, grad, hvp(pull))
 
     state = state._replace(gradient=gradient, num_steps=state.num_steps + 1)
-    return Renewed(energy, grad, state, metric_state, due, s, force_of)
+    return Renewed(grad, state, metric_state, due, s, force_of)
 
 
 def auxiliary_step(metric: Any, adjusted: bool) -> Step:
@@ -154,17 +149,17 @@ def auxiliary_step(metric: Any, adjusted: bool) -> Step:
         key_v, key_move = _random.split(rng_key)
         old = chain.dynamics
         new = renew_auxiliary(metric, key_v, potential, batch, chain, old, tau, learning)
-        energy, state, metric_state = new.energy, new.state, new.metric_state
-        accept_prob, squared_drift = jnp.ones_like(energy), jnp.zeros_like(energy)
+        state, metric_state = new.state, new.metric_state
+        accept_prob, squared_drift = jnp.ones_like(new.s), jnp.zeros_like(new.s)
         if adjusted:
 
             def conditional(p: PyTree) -> tuple[jax.Array, PyTree]:
                 """Energy U + tau |V - m|^2 / 2 s^2 of theta given V, and its gradient."""
-                (u, du), product = _linearize(
+                (u, du), product = linearize(
                     lambda q: jax.value_and_grad(potential.energy)(q, batch), p
                 )
                 gap = jax.tree.map(lambda v, m: v - scale * m, state.gradient, du)
-                force = product(tree_scale(scale / new.s**2, gap))
+                _, force = product(tree_scale(scale / new.s**2, gap))
                 return u + tau * tree_vdot(gap, gap) / (2 * new.s**2), jax.tree.map(
                     lambda a, b: a - tau * b, du, force
                 )
@@ -180,7 +175,7 @@ def auxiliary_step(metric: Any, adjusted: bool) -> Step:
             position = langevin_move(position, drift, noise, h, tau)
             squared_drift = h * tree_vdot(new.grad, drift) / 2
         return Chain(position, metric_state, state), StepReport(
-            energy, new.grad, squared_drift, accept_prob
+            new.grad, squared_drift, accept_prob
         )
 
     return step
@@ -274,12 +269,6 @@ def init_auxiliary(position: PyTree) -> AuxiliaryState:
     zeros = jax.tree.map(jnp.zeros_like, position)
     zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(position)))
     return AuxiliaryState(zeros, zero, zero, zeros, zero, jnp.zeros((), jnp.int32))
-
-
-def _linearize(value_and_grad: Callable, position: PyTree) -> tuple[tuple, Callable]:
-    """Value and gradient, and the Hessian-vector product, from one pass."""
-    pair, tangent = linearize(value_and_grad, position)
-    return pair, lambda v: tangent(v)[1]
 
 
 def renewed_next(state: AuxiliaryState) -> AuxiliaryState:

@@ -154,21 +154,21 @@ def baoab_step(settings: Settings, motion: Motion = NEWTON) -> Step:
         with_divergence = settings.divergence == "corrected" and has_divergence(metric, position)
         auxiliary = settings.divergence == "auxiliary"
 
-        def value_and_grad(p: PyTree) -> tuple[jax.Array, PyTree]:
-            return jax.value_and_grad(potential.energy)(p, batch)
+        def gradient(p: PyTree) -> PyTree:
+            return jax.grad(potential.energy)(p, batch)
 
         if auxiliary:
             rng_key, key_v = _random.split(rng_key)
             new, force = auxiliary_kick(
                 metric, key_v, potential, batch, chain, extra, tau, learning
             )
-            energy, grad, extra, metric_state = new.energy, new.grad, new.state, new.metric_state
+            grad, extra, metric_state = new.grad, new.state, new.metric_state
         elif with_divergence:
             rng_key, key_probe = _random.split(rng_key)
             z = probe(key_probe, position)
-            (energy, grad), (_, hz) = jvp(value_and_grad, position, z)
+            grad, hz = jvp(gradient, position, z)
         else:
-            energy, grad = value_and_grad(position)
+            grad = gradient(position)
         if not auxiliary:
             metric_state = learn(chain.metric_state, grad, potential.num_data, learning)
             force = metric.apply_inverse_sqrt(metric_state, grad)
@@ -184,7 +184,6 @@ def baoab_step(settings: Settings, motion: Motion = NEWTON) -> Step:
         position = tree_axpy(h, velocity, position)
         kick = jax.tree.map(jnp.subtract, kicked, old.momentum)
         report = StepReport(
-            energy,
             grad,
             squared_drift=tree_vdot(kick, kick),
             kinetic_temperature=kinetic_temperature(momentum),

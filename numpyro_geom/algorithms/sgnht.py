@@ -203,7 +203,7 @@ def _step(settings: Settings) -> Step:
     ) -> tuple[Chain, StepReport]:
         position, old = chain.position, chain.dynamics
         h, tau, gamma = step_size, temperature, old.friction
-        energy, grad = jax.value_and_grad(potential.energy)(position, batch)
+        grad = jax.grad(potential.energy)(position, batch)
         metric_state = learn(chain.metric_state, grad, potential.num_data, learning)
         force = metric.apply_inverse_sqrt(metric_state, grad)
         mass = _inertia(settings, gamma, tau)
@@ -227,7 +227,6 @@ def _step(settings: Settings) -> Step:
         velocity = metric.apply_inverse_sqrt(metric_state, travelled)
         position = tree_axpy(h, velocity, position)
         report = StepReport(
-            energy,
             grad,
             squared_drift=h**2 * tree_vdot(force, force),
             kinetic_temperature=kinetic_temperature(momentum),

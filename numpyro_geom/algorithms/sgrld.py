@@ -205,16 +205,16 @@ def _langevin_step(settings: Settings) -> Step:
         if with_divergence:  # one pass gives the gradient and Gamma's Hessian-vector product
             rng_key, key_probe = _random.split(rng_key)
             z = probe(key_probe, position)
-            (energy, grad), (_, hz) = jvp(value_and_grad, position, z)
+            here, (_, hz) = jvp(value_and_grad, position, z)
         else:
-            energy, grad = value_and_grad(position)
+            here = value_and_grad(position)
+        grad = here[1]
         metric_state = learn(chain.metric_state, grad, potential.num_data, learning)
         if settings.adjusted:
-            here = energy, grad
             position, accept_prob = metropolis(
                 rng_key, value_and_grad, here, position, metric, metric_state, h, tau
             )
-            report = StepReport(energy, grad, jnp.zeros_like(energy), accept_prob)
+            report = StepReport(grad, jnp.zeros_like(accept_prob), accept_prob)
             return Chain(position, metric_state, ()), report
         drift = metric.apply_inverse(metric_state, grad)
         xi = _random.tree_normal(rng_key, position)
@@ -227,7 +227,7 @@ def _langevin_step(settings: Settings) -> Step:
             drift = jax.tree.map(lambda d, c: d - factor * tau * c, drift, divergence)
         position = langevin_move(position, drift, noise, h, tau)
         squared_drift = h * tree_vdot(grad, drift) / 2
-        return Chain(position, metric_state, memory), StepReport(energy, grad, squared_drift)
+        return Chain(position, metric_state, memory), StepReport(grad, squared_drift)
 
     return step
 

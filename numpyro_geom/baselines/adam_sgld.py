@@ -143,7 +143,7 @@ def _step(settings: Settings) -> Step:
         temperature: jax.Array | float,
         learning: jax.Array,
     ) -> tuple[Chain, StepReport]:
-        energy, grad = jax.value_and_grad(potential.energy)(chain.position, batch)
+        grad = jax.grad(potential.energy)(chain.position, batch)
         g = jax.tree.map(lambda x: x / potential.num_data, grad)
         old = chain.dynamics
         moments = AdamState(
@@ -159,7 +159,7 @@ def _step(settings: Settings) -> Step:
         noise = _random.tree_normal(rng_key, chain.position)
         position = langevin_move(chain.position, drift, noise, step_size, temperature)
         squared_drift = step_size * tree_vdot(grad, drift) / 2
-        return Chain(position, chain.metric_state, moments), StepReport(energy, grad, squared_drift)
+        return Chain(position, chain.metric_state, moments), StepReport(grad, squared_drift)
 
     return step
 

@@ -55,8 +55,8 @@ def to_inference_data(
       ``potential_fn`` it holds the entries of ``z``: an array is called ``z``, and the leaves of
       other pytrees are named by their path.
     - ``sample_stats`` of a run: ``diverging`` (a step of the draw, or of the next draw, was not
-      finite or not stable); ``energy`` (U in nats at the start of the last step
-      of a draw; a minibatch estimate if rows were subsampled); ``lp`` (minus ``energy``);
+      finite or not stable); ``energy`` (U of the draw in nats; if rows are
+      subsampled, an estimate from the same rows for all draws); ``lp`` (minus ``energy``);
       ``step_size``; ``n_steps``; ``grad_norm``; ``configurational_temperature``;
       ``kinetic_temperature`` for kernels with a momentum; ``acceptance_rate`` for kernels with a
       Metropolis test; every array among the run's ``extra_fields``.

@@ -350,15 +350,20 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
                 h = jnp.where(moving, h, 0.0)
             if rescues:
                 h = h * jnp.abs(retry_factor)
-            new, report = step(key_step, seen, batch, chain, h, tau, learning)
-            figures = (
-                report.energy.astype(dtype),
-                tree_vdot(report.grad, report.grad).astype(dtype),
-                h,
+            # U is known where a draw starts, and after a draw or step that was undone at each step
+            watched = state.diverging | (failed > 0)
+            energy = lazy_cond(
+                watched,
+                lambda _, *at: seen.energy(*at).astype(dtype),
+                jnp.zeros((), dtype),
+                chain.position,
+                batch,
             )
+            new, report = step(key_step, seen, batch, chain, h, tau, learning)
+            figures = tree_vdot(report.grad, report.grad).astype(dtype), h
             temperature = virial(chain.position, state.centre, report.grad) / size
             of_step = jnp.stack([report.accept_prob, report.kinetic_temperature, temperature])
-            finite = jnp.isfinite(figures[0]) & jnp.isfinite(figures[1]) & all_finite(new.position)
+            finite = jnp.isfinite(figures[0] + energy) & all_finite(new.position)
             kicked = False
             if watches_drift:
                 ratio = (jnp.asarray(report.squared_drift) / (settings.temperature * size)).astype(
@@ -369,11 +374,11 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
                 least = jnp.where(ratio < FARTHEST_DRIFT, ratio, jnp.minimum(ratio, old_ratio))
                 old_ratio = jnp.where(finite, least, old_ratio)
             # energy and gradient are those at the start of the step. If they are not finite, the
-            # previous step failed, and the chain returns to the last position where they were
+            # previous step failed, and the chain returns to the last position where both were known
             back = chain._replace(position=trusted, dynamics=algorithm.at_rest(chain.dynamics))
             kept = settings.metric.keep_if(finite, new.metric_state, chain.metric_state)
             new, back = new._replace(metric_state=kept), back._replace(metric_state=kept)
-            trusted = tree_where(finite, chain.position, trusted)
+            trusted = tree_where(finite & (watched | (k == 0)), chain.position, trusted)
             chain, figures = tree_where(finite, (new, figures), (back, old))
             sums = sums + jnp.where(finite, of_step.astype(dtype), 0.0)
             failed = failed + (~finite | kicked).astype(failed.dtype)
@@ -393,7 +398,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
             state.trusted,
             state.control,
             state.steps_taken,
-            (state.potential_energy, jnp.zeros((), dtype), state.step_size),
+            (jnp.zeros((), dtype), state.step_size),
             ratio_before,
             state.retry_factor,
             jnp.zeros((), jnp.int32),
@@ -410,19 +415,20 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
         )
         chain, trusted, control, taken, figures, drift_ratio, *rest = carry
         retry_factor, failed, sums = rest
-        merged = target.to_sites(chain.position)  # a draw that no step has evaluated yet
-        finite = jnp.isfinite(potential.energy(merged, some_batch))
+        energy = target.seen(control).energy(chain.position, some_batch).astype(dtype)
+        finite = jnp.isfinite(energy)  # no step has evaluated this draw yet
         if target.transforms is not None:
-            finite &= target.is_usable(merged)
+            finite &= target.is_usable(target.to_sites(chain.position))
             # values can overflow during the whole draw, but they did not at its start
             usable = target.is_usable(target.to_sites(trusted))
             trusted = tree_where(usable, trusted, start.position)
         position = tree_where(finite, chain.position, trusted)
         dynamics = tree_where(finite, chain.dynamics, algorithm.at_rest(chain.dynamics))
+        energy = jnp.where(finite, energy, state.potential_energy)
         failed = failed + (~finite).astype(failed.dtype)
         if rescues:
             retry_factor = jnp.where(finite, retry_factor, retried(retry_factor, finite))
-        energy, squared_norm, step_size = figures
+        squared_norm, step_size = figures
         means = sums / jnp.asarray(num_steps, dtype)
         return state._replace(
             z=target.to_sites(position),

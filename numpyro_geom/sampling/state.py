@@ -52,8 +52,7 @@ class StepReport(NamedTuple):
     """Quantities that a step reports. All except ``grad`` are scalars.
 
     Attributes:
-        energy: minibatch estimate of U where the step started.
-        grad: the gradient estimate at the same position, a pytree.
+        grad: the gradient estimate where the step started, a pytree.
         squared_drift: squared length, in the metric, of the gradient's change of the position or
             momentum. In its units the step's noise has tau D. For a Langevin step it is
             h grad'A grad / 2.
@@ -61,7 +60,6 @@ class StepReport(NamedTuple):
         kinetic_temperature: squared momentum over D; 0 without a momentum.
     """
 
-    energy: jax.Array
     grad: PyTree
     squared_drift: jax.Array
     accept_prob: jax.Array | float = 1.0
@@ -117,9 +115,9 @@ class SGState(NamedTuple):
     Attributes:
         i: draws so far, warm-up included.
         z: the unconstrained position, a dict site -> array (any pytree with ``potential_fn``).
-        potential_energy: minibatch estimate of U at the start of the last step, in nats. Before
-            any step, U where the chain or its search for a mode has started.
-        grad_norm: Euclidean norm of the gradient estimate at the same position.
+        potential_energy: U at ``z`` in nats, from the same rows for all draws; before the first
+            draw, where the chain or its search has started.
+        grad_norm: Euclidean norm of the gradient estimate at the start of the last step.
         configurational_temperature: mean of (z - c) . grad U / D over the draw's steps, with c the
             ``centre``. Its expectation is the temperature.
         kinetic_temperature: mean of r'M^-1 r / D over the draw's steps (in GGMC of the momentum at
@@ -137,8 +135,8 @@ class SGState(NamedTuple):
         centre: the position from which temperatures are measured: the position at the end of
             warm-up. Any fixed position is right; one near the target keeps the Monte Carlo error
             small. In warm-up it is the draw's start, and temperatures have no meaning yet.
-        trusted: the last position with finite energy and gradient and without an unstable step.
-            Undone steps return to it.
+        trusted: the last position with finite energy and gradient and without an unstable step: of
+            the last draw's start, or after an undone step of any step. Undone steps return to it.
         drift_ratio: squared drift of the last step over its noise; above 1,000 the smallest value
             so far. Infinite before any step.
         retry_factor: factor on the step size after steps that were undone, see
