@@ -480,7 +480,7 @@ FAMILIES: dict[str, Callable] = {
         *(families.negative_binomial, families.robust),
     )
 }
-GROUPED = ("zipf", "items", "nested")
+GROUPED = ("zipf", "items", "nested", "slopes_apart")
 """Hierarchies of hierarchies.py."""
 
 
@@ -526,7 +526,7 @@ def make(name: str, num_rows: int, condition: float, folder: Path) -> Problem:
     if name in GROUPED:
         model, data = grouped(name)
         problem = Problem(model, data, np.zeros(0), np.zeros(0), np.nan)
-        mcmc = MCMC(GGMC(model), num_warmup=1000, num_samples=3000, progress_bar=False)
+        mcmc = MCMC(GGMC(model), num_warmup=1000, num_samples=10_000, progress_bar=False)
         mcmc.run(random.key(0), *data)
         draws = to_vectors(problem, mcmc.get_samples())
         return problem._replace(mean=draws.mean(0), sd=draws.std(0))
