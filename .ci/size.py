@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 CONSTANT = re.compile(r"^((?:_?[A-Z][A-Z0-9_]+, )*_?[A-Z][A-Z0-9_]+)(?:: [^=]+)? = .*[0-9]", re.M)
 """A module's constants with a number in them."""
-LIMITS = {"lines": 23_174, "files": 94, "constants": 160}
+LIMITS = {"lines": 23_178, "files": 94, "constants": 160}
 """The most that `numpyro_geom/` may have; `tests/test_package.py` holds it."""
 
 

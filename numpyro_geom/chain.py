@@ -33,7 +33,7 @@ from .model.centring import (
 )
 from .model.control_variate import init_control, replace_anchor
 from .model.jaxprs import compiled
-from .sampling.algorithm import Algorithm, adapts, check_random, draw_of
+from .sampling.algorithm import Algorithm, adapts, check_random, draw_of, rows_of_energies
 from .sampling.settings import Settings
 from .sampling.state import SGState, Target, init_adaptation
 from .warmup.adapt import after_draw, before_draw, heed_draws, what_is_due
@@ -218,14 +218,14 @@ def init_chain(
         ValueError: if the energy is not a scalar, or the algorithm cannot use the potential.
     """
     potential = target.potential
-    key_state, key_stream, key_batch, key_dynamics = random.split(rng_key, 4)
+    key_state, key_stream, _, key_dynamics = random.split(rng_key, 4)
     position = jax.tree.map(lambda x: lax.convert_element_type(x, jnp.result_type(x)), position)
     dtype = jnp.result_type(*jax.tree.leaves(position))
     stream = potential.init_stream(key_stream)
-    batch, _ = potential.draw(key_batch, stream)
+    rows = rows_of_energies(potential)
 
     def energy_at(position: PyTree) -> jax.Array:
-        energy = potential.energy(position, batch)
+        energy = potential.energy(position, rows)
         check_energy("the potential", energy)
         return energy
 
@@ -376,8 +376,7 @@ def for_new_arguments(bound: Bound, algorithm: Algorithm, state: SGState) -> SGS
         state = state._replace(control=control)
         _, energy, grad, _ = control.anchor
     else:
-        batch, _ = potential.draw(random.fold_in(state.rng_key, 1), state.stream)
-        energy, grad = jax.value_and_grad(potential.energy)(state.z, batch)
+        energy, grad = jax.value_and_grad(potential.energy)(state.z, rows_of_energies(potential))
     if jax.tree.leaves(state.scaled):
         flat = ravel(state.z)[0]
         new = state.scale.from_sites(flat, state.scaled) if state.scale else flat

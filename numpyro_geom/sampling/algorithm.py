@@ -307,6 +307,12 @@ def check_random(settings: Settings, algorithm: Algorithm) -> None:
 # The draw
 
 
+def rows_of_energies(potential: Potential) -> Any:
+    """The rows of which every draw has its energy: those of other draws would be a noise."""
+    with at_once():
+        return compiled(partial(_some_rows, potential), np.uint32(0))
+
+
 def _some_rows(potential: Potential, seed: Any) -> Any:
     stream = potential.init_stream(random.key(seed + 1))
     return potential.draw(random.key(seed), stream)[0]
@@ -332,8 +338,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
     ) -> SGState:
         potential = target.potential
         key_steps, _ = _random.split(rng_key)
-        with at_once():  # the same rows for every draw's last check
-            some_batch = compiled(partial(_some_rows, potential), np.uint32(0))
+        same_rows = rows_of_energies(potential)
         dtype = state.potential_energy.dtype
         start = state.chain
         size = tree_size(start.position)
@@ -350,7 +355,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
                 h = jnp.where(moving, h, 0.0)
             if rescues:
                 h = h * jnp.abs(retry_factor)
-            # U is known where a draw starts, and after a draw or step that was undone at each step
+            # after a draw or step that was undone, U is read at each step, and else where draws end
             watched = state.diverging | (failed > 0)
             energy = lazy_cond(
                 watched,
@@ -415,7 +420,7 @@ def draw_of(algorithm: Algorithm, settings: Settings) -> Draw:
         )
         chain, trusted, control, taken, figures, drift_ratio, *rest = carry
         retry_factor, failed, sums = rest
-        energy = target.seen(control).energy(chain.position, some_batch).astype(dtype)
+        energy = target.seen(control).energy(chain.position, same_rows).astype(dtype)
         finite = jnp.isfinite(energy)  # no step has evaluated this draw yet
         if target.transforms is not None:
             finite &= target.is_usable(target.to_sites(chain.position))

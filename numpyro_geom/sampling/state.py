@@ -80,7 +80,7 @@ class Adaptation(NamedTuple):
         slowest: lam_min, the curvature that says how slowly the chain relaxes.
         noise: lam_C, largest eigenvalue of A^{1/2} Cov(grad Uhat) A^{1/2}; the largest of these
             measurements.
-        start_energy: U where the chain has started, from the rows of one step, or at an anchor.
+        start_energy: U where the chain has started, from the rows of a draw's, or at an anchor.
             Infinite before draw 0, and after a change of the model's arguments.
     """
 
@@ -115,8 +115,8 @@ class SGState(NamedTuple):
     Attributes:
         i: draws so far, warm-up included.
         z: the unconstrained position, a dict site -> array (any pytree with ``potential_fn``).
-        potential_energy: U at ``z`` in nats, from the same rows for all draws; before the first
-            draw, where the chain or its search has started.
+        potential_energy: U at ``z`` in nats, from the same rows for all draws; that of the draw
+            before if the end of a draw was undone.
         grad_norm: Euclidean norm of the gradient estimate at the start of the last step.
         configurational_temperature: mean of (z - c) . grad U / D over the draw's steps, with c the
             ``centre``. Its expectation is the temperature.
@@ -135,8 +135,8 @@ class SGState(NamedTuple):
         centre: the position from which temperatures are measured: the position at the end of
             warm-up. Any fixed position is right; one near the target keeps the Monte Carlo error
             small. In warm-up it is the draw's start, and temperatures have no meaning yet.
-        trusted: the last position with finite energy and gradient and without an unstable step: of
-            the last draw's start, or after an undone step of any step. Undone steps return to it.
+        trusted: the last position known to have finite energy and gradient and no unstable step,
+            where a draw starts, or any step after an undone one. Undone steps return to it.
         drift_ratio: squared drift of the last step over its noise; above 1,000 the smallest value
             so far. Infinite before any step.
         retry_factor: factor on the step size after steps that were undone, see
